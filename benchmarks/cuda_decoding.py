@@ -141,6 +141,27 @@ def batch_products() -> Iterator[Work]:
         yield Work(f"product {m}x{n}x{k} bf16", 2 * n * k, 2 * m * n * k, columns, 4, repeats)
 
 
+def embeddings() -> Iterator[Work]:
+    """Rows of a table of Q4_K, of a prompt and of one token, beside those of a bf16 table: 470 us for 2048 rows when a
+    thread decoded each of them."""
+    from random_panels import random_panels
+
+    from rlx.ops.lowered.quantized_panels import PanelGather
+    from rlx.quant.schemes import QuantScheme
+
+    n, k, repeats = 32768, 4096, 20
+    layout = QuantScheme.GgufQ4K.panel_format
+    assert layout is not None
+    panels, table = torch.from_numpy(random_panels(layout, n, k, 1)).cuda(), randn(n, k)
+    for count in (1, 64, 2048):
+        ids = torch.randint(0, n, (count,), device="cuda", dtype=torch.int32)
+        columns = {"torch bf16": torch_graph(lambda ids=ids: F.embedding(ids, table), repeats)}
+        mine = own(lambda panels, ids: PanelGather(QuantScheme.GgufQ4K, k, n)(panels, ids), panels, ids)
+        if mine is not None:
+            columns["rlx Q4_K"] = own_graph(mine, repeats)
+        yield Work(f"{count} rows of {k}", 4 * count * k, 0, columns, 4, repeats)
+
+
 def quantised() -> Iterator[Work]:
     """Products with stored GGUF blocks, f32 in and out, beside those with bf16 weights: bytes are those stored. Eight
     weights take turns, in one graph; the first is checked against f64 on some of its rows."""
@@ -351,6 +372,7 @@ GROUPS = {
     "batch_products": batch_products,
     "prefill_model": prefill_model,
     "few_rows": few_rows,
+    "embeddings": embeddings,
     "quantised": quantised,
     "decode_attention": decode_attention,
     "decode_attention_ways": decode_attention_ways,

@@ -45,6 +45,7 @@ CHECKS = {
     "choices": ["--only", "one_kernel", "--match", "ahead"],
     "exact_attention": ["--only", "ops", "--match", "op Attention"],
     "ops": ["--only", "ops"],
+    "embeddings": ["--only", "ops", "--match", "op PanelGather"],
 }
 TIMES = {
     "attention": ["attention"],
@@ -62,11 +63,12 @@ TIMES = {
     "factors": ["linear_algebra"],
     "exact_attention": ["exact_attention"],
     "batch_products": ["batch_products"],
+    "embeddings": ["embeddings"],
     "step": ["training"],
 }
 # Topics that have not run since they were written, the surest to be right last: checks come first, all of them.
 PLANS = {
-    "owed": ["split_attention", "attention_ways", "factors", "small", "exact_attention"],
+    "owed": ["split_attention", "attention_ways", "embeddings", "factors", "small", "exact_attention"],
     "owed_models": ["models", "choices", "gradients", "ops", "step", "batch_products"],
 }
 

@@ -19,6 +19,7 @@ from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWit
 from rlx.ops.lowered.expert_products import ExpertRoute
 from rlx.ops.lowered.factor_steps import CholeskyFactor, SmallCholesky, SmallSolve
 from rlx.ops.lowered.fourier_lines import FftLines, FftRealLines
+from rlx.ops.lowered.quantized_panels import PanelGather
 from rlx.ops.lowered.radix_passes import RadixPass
 from rlx.ops.lowered.running_from import RunningFrom
 from rlx.ops.lowered.sort_order import SortOrder
@@ -302,6 +303,16 @@ def _is_block_factor(machine: Machine, site: OpSite) -> bool:
     return is_block_factor(machine, site)
 
 
+def _gather_codes(name: str, machine: Machine, site: OpSite) -> Kernel:
+    from rlx.kernels.gpu.gather_codes import gather_codes_kernel
+
+    return gather_codes_kernel(site)
+
+
+def _is_code_gather(machine: Machine, site: OpSite) -> bool:
+    return machine.gpu == "nvptx" and isinstance(site.op, PanelGather)
+
+
 def _windows(name: str, machine: Machine, site: OpSite) -> Kernel:
     from rlx.kernels.gpu.windows import window_kernel
 
@@ -345,6 +356,7 @@ TABLE = CPU_TABLE.over(
             Schedule("block per tile", _radix_tiles, _is_radix_pass),
             Schedule("block per line", _fourier_blocks, _is_block_fourier),
             Schedule("block per matrix", _factor_blocks, _is_block_factor),
+            Schedule("thread per chunk", _gather_codes, _is_code_gather),
             Schedule("thread per element", _windows, _is_window_product),
             Schedule("thread per iteration", _spread_op),
         ],
