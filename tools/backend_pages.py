@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 
 import rlx.hir
 import rlx.ops
 import rlx.sparse  # noqa: F401  (all three register ops)
+from rlx.backends.program.program import build_program
+from rlx.backends.text_gpu.code import TextCode, TextLoader
 from rlx.compile.compiler import CompilePipeline
 from rlx.compile.target import Target, targets
 from rlx.errors import RlxError
@@ -21,13 +23,20 @@ from rlx.ir.binding import bind_graph
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Input, Param, Project
+from rlx.ir.lir import LirModule
 from rlx.ir.op import OP_CLASSES, Op
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.legalize import KernelRefused, refuse_missing_types
+from rlx.kernels.machines import METAL, WGSL, Machine
 from rlx.ops.define.samples import Sample
 from rlx.ops.lowered.factor_steps import RequireFactors
 
 LEAVES = (Input, Param, Constant, Project)
 # Kernels differ by kind of type, not by width: f32 (or what an op has instead), and complex numbers.
 SWEPT = ("f32", "c64")
+# Machines without f64: kernels that compute in it, whatever values come and go, are refused there.
+WITHOUT_F64 = {"metal": METAL, "wgpu": WGSL}
+DOUBLE = (DType.F64, DType.C128)
 
 
 def backends_page(note: str) -> str:
@@ -49,9 +58,9 @@ Every op on every backend that compiles programs, found by compiling the samples
 - **refused**: an error that says why.
 
 A page of `rlx export web` is WebAssembly without a host: what is **host** in the column wasm is refused by name there.
-WGSL and Metal have no f64: on `wgpu` and `metal` all f64 is refused by name, and so are kernels that compute in it
-(factorisations of matrices, some functions of complex numbers), whatever the column says; so it is on `opencl` where
-the device has none.
+WGSL and Metal have no f64: on `wgpu` and `metal` values of f64 and c128 are refused by name, which the columns leave
+out, and so are kernels that compute in f64 (factorisations of matrices, some functions of complex numbers), which they
+name. On `opencl` it is the same where the device has none.
 
 What was executed how: `cpu` and `wasm` on processors, `cuda` on an H200, `wgpu` on lavapipe and `opencl` on pocl, which
 are processors that stand in for a GPU, `xla` and `mlx` on their CPU builds. `metal` has never been run on an Apple GPU
@@ -117,7 +126,10 @@ def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str
     except RlxError as error:
         return {f"refused: {error}"}
     verdicts = set()
+    machine = WITHOUT_F64.get(pipeline.target)
     for lir in (compiled.lir, compiled.prepare):
+        if machine and lir is not None and not _has_doubles(graph) and _computes_in_f64(lir, machine):
+            return {"refused: it computes in f64"}
         for kernel in lir.kernels if lir is not None else ():
             program = lir.as_graph()
             nodes = [program.nodes[i] for i in kernel.nodes]
@@ -126,6 +138,29 @@ def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str
             elif kernel.kind != "call":
                 verdicts.add("native" if any(type(node.op) is cls for node in nodes) else "lowered")
     return verdicts or {"lowered"}
+
+
+def _has_doubles(graph: Graph) -> bool:
+    return any(shape.dtype in DOUBLE for node in graph.nodes for shape in node.shapes)
+
+
+def _computes_in_f64(lir: LirModule, machine: Machine) -> bool:
+    try:
+        build_program(lir, loading=_checking(machine).loading)
+    except KernelRefused:
+        return True
+    return False
+
+
+@cache
+def _checking(machine: Machine) -> TextLoader:
+    """Looks at kernels, and makes no text of them."""
+
+    def checked(kernel: Kernel, key: str) -> TextCode:
+        refuse_missing_types(kernel, has_f64=machine.has_f64)
+        return TextCode(kernel, key)
+
+    return TextLoader(machine, checked)
 
 
 def _on_engine(target: str, cls: type[Op], graph: Graph) -> set[str]:
