@@ -75,6 +75,17 @@ def test_token_ids_stay(rule, tmp_path):
     assert after.bos_id == before.bos_id and set(before.eos_ids) <= set(after.eos_ids)
 
 
+def test_gains_of_yarn_stay(tmp_path):
+    weights = {"mscale": 1.0, "mscale_all_dim": 0.5}
+    fields = FAMILIES["yarn"] | {"rope_scaling": FAMILIES["yarn"]["rope_scaling"] | weights}
+    folder = random_directory(tmp_path / "hf", fields)
+    convert(folder, tmp_path / "m.gguf", "F32")
+    with open_gguf(tmp_path / "m.gguf") as file:
+        assert file.metadata["qwen3.rope.scaling.attn_factor"] < 1
+    expected, found = (rlx.load(p, device="reference").logits(TOKENS) for p in (folder, tmp_path / "m.gguf"))
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
+
+
 def test_sentencepiece_ids_stay(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     folder = random_directory(tmp_path / "hf", COMMON | {"model_type": "llama", "vocab_size": 330})

@@ -112,6 +112,13 @@ def test_a_seed_repeats_itself(lm):
     assert lm.complete(["Hi", "Hi"], seed=1, **options)[0] == first[0]
 
 
+def test_options_may_be_numbers_of_numpy(lm):
+    plain = lm.complete(["Hi"], 5, temperature=0.5, top_k=9, seed=3)
+    assert lm.complete(["Hi"], np.int64(5), temperature=np.float64(0.5), top_k=np.int32(9), seed=np.uint8(3)) == plain
+    with pytest.raises(OpError, match=r"top_k must be a whole number from 1 on, got 2\.0"):
+        lm.complete(["Hi"], 5, top_k=np.float32(2))
+
+
 def test_pieces_join_to_the_text(lm):
     pieces = list(lm.stream("Hello", max_tokens=20))
     assert "".join(pieces) == lm.generate("Hello", max_tokens=20)

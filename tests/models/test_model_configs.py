@@ -75,6 +75,13 @@ def test_factors_of_frequencies_come_from_a_tensor():
     np.testing.assert_allclose(cos[2], expected, rtol=1e-6)
 
 
+def test_yarn_of_gguf_multiplies_its_gain():
+    yarn = {**GGUF, "llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    usual = 0.1 * np.log(4) + 1
+    assert attention_gain(from_gguf(yarn).rope) == pytest.approx(usual)
+    assert attention_gain(from_gguf({**yarn, "llama.rope.scaling.attn_factor": 1.3}).rope) == pytest.approx(1.3 * usual)
+
+
 @pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_without_a_type_is_linear(key):
     _, found = rope_tables(from_gguf({**GGUF, f"llama.{key}": 2.5}).rope, 4)

@@ -5,13 +5,13 @@ Rotary settings are read in both spellings: `rope_theta` with `rope_scaling`, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlx.errors import FormatError
 from rlx.models.config import RopeConfig
 from rlx.models.hf_fields import HfFields
+from rlx.models.rope_tables import yarn_gain
 from rlx.ops.nn.rotary import RopeStyle
 
 
@@ -112,7 +112,7 @@ def _ratio_of_gains(read: HfFields, factor: float) -> float | None:
     names = ("mscale", "mscale_all_dim")
     if any(read.is_zero(name) or not read.has(name) for name in names):
         return None
-    over, under = (0.1 * read.number(name) * math.log(max(factor, 1.0)) + 1.0 for name in names)
+    over, under = (yarn_gain(factor, read.number(name)) for name in names)
     return over / under
 
 

@@ -27,7 +27,7 @@ from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.config_gguf import decoder_config_from_gguf
 from rlx.models.decoder import build_decoder
 from rlx.models.model_files import DecoderFiles, open_decoder
-from rlx.models.rope_tables import attention_gain, frequencies
+from rlx.models.rope_tables import attention_gain, frequencies, yarn_gain
 from rlx.models.weights import Array, Weight, plain_weight
 from rlx.ops.nn.rotary import RopeStyle
 
@@ -264,6 +264,8 @@ def _rope_keys(rope: RopeConfig | None) -> dict[str, Any]:
         keys["rope.scaling.original_context_length"] = np.uint32(rope.original_context)
     if rope.scaling == "longrope":
         keys["rope.scaling.attn_factor"] = np.float32(attention_gain(rope))
+    elif rope.scaling == "yarn" and rope.attention_factor is not None:
+        keys["rope.scaling.attn_factor"] = np.float32(rope.attention_factor / yarn_gain(rope.factor))
     return keys
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.models.config import RopeConfig, check_sizes, checked_layers
+from rlx.models.rope_tables import yarn_gain
 
 T = TypeVar("T")
 Factors = Callable[[str], tuple[float, ...]]
@@ -137,6 +138,7 @@ def _rope(keys: GgufKeys, head_dim: int, tensors: Mapping[str, Any], factors: Fa
             scaling="yarn",
             beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=keys.number("rope.scaling.attn_factor", 1.0) * yarn_gain(settings["factor"]),
         )
     if kind == "linear":
         return RopeConfig(**settings, scaling="linear")

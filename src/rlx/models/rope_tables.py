@@ -61,10 +61,15 @@ def attention_gain(rope: RopeConfig) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.scaling == "yarn":
-        return 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+        return yarn_gain(rope.factor)
     if rope.scaling == "longrope" and rope.factor > 1:
         return math.sqrt(1.0 + math.log(rope.factor) / math.log(rope.original_context))
     return 1.0
+
+
+def yarn_gain(factor: float, weight: float = 1.0) -> float:
+    """What the tables of positions grow by that are stretched by a factor."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _llama3(rope: RopeConfig, plain: F64) -> F64:

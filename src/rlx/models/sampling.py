@@ -51,9 +51,10 @@ class SamplingOptions:
 
     @classmethod
     def of(cls, caller: str, options: Mapping[str, Any]) -> SamplingOptions:
-        """The options that a method was given; errors begin with its name."""
-        _check(caller, options)
-        return cls(**options)
+        """The options that a method was given; errors begin with its name. Numbers may be NumPy's."""
+        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        _check(caller, plain)
+        return cls(**plain)
 
 
 # What each option must be: in words, and as a test of a number.

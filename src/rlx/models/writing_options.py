@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
+import numpy as np
+
 from rlx.errors import OpError
 from rlx.models.sampling import SamplingOptions
 
@@ -80,7 +82,7 @@ def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
 
 def require_count(caller: str, name: str, value: object) -> None:
     """Refuse what is not a whole number from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise OpError(f"{caller}: {name} must be a whole number from 1 on, got {value!r:.80}")
 
 
