@@ -92,7 +92,7 @@ class Tensor(TensorMethods):
         return f"Tensor({self.id} in @{self.graph.name}: {types})"
 
     def __index__(self) -> int:
-        raise self._no_value("used as a Python integer or node index")
+        raise self.no_size()
 
     def __bool__(self) -> bool:
         raise self._no_value("used in a Python condition (if, while, and, or, not, assert)")
@@ -126,13 +126,21 @@ class Tensor(TensorMethods):
     def tolist(self) -> NoReturn:
         raise self._no_value("converted to a list")
 
-    def _no_value(self, what: str) -> TraceError:
+    def _no_value(self, what: str, advice: str = "") -> TraceError:
         if self.graph.is_frozen:
             return leaked(self)
-        return TraceError(
-            f"{self!r} has no value while the program is being built, so it cannot be {what}. "
+        advice = advice or (
             "Use rnp.where or rlx.cond for conditions, rlx.scan or rlx.while_loop for loops, rlx.numpy instead of "
             "numpy, and rlx.debug.print to look at values"
+        )
+        return TraceError(f"{self!r} has no value while the program is being built, so it cannot be {what}. {advice}")
+
+    def no_size(self) -> TraceError:
+        """The error for a tensor where a Python integer is needed, most often as a size or an axis."""
+        return self._no_value(
+            "used as a size, an axis or another Python integer",
+            "Take sizes from x.shape, mark an argument that holds one with static_argnums, or use a fixed size and "
+            "rnp.where; rlx.fori_loop counts to a computed number, and rlx.dynamic_slice begins at one",
         )
 
 
