@@ -13,7 +13,7 @@ from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import normalize_axes, normalize_axis
-from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, leaked, lift
+from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, leaked, lift, no_size
 from rlx.ops.define.operands import convert as to_dtype
 from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, promote_operands
 from rlx.runtime.arrays import as_array
@@ -169,7 +169,7 @@ def dims_from(shape: Any) -> tuple[Any, ...]:
     if isinstance(shape, int | np.integer | str | Dim):
         return (shape,)
     if isinstance(shape, Tensor):
-        raise shape.no_size()
+        raise no_size(shape)
     if isinstance(shape, np.ndarray):
         shape = shape.tolist()
     if not isinstance(shape, Iterable):
