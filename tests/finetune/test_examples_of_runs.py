@@ -64,6 +64,14 @@ def test_prompts_and_completions_need_no_template(tmp_path):
     assert all(row[row != IGNORED][-1] == 257 for row in batch["labels"])
 
 
+def test_marks_that_editors_put_before_texts_are_no_part_of_them(tmp_path):
+    line = json.dumps({"prompt": "a", "completion": "b"})
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line.encode() + b"\r\n")
+    assert texts_of(chat_batches(tmp_path / "a.jsonl", byte_tokenizer(), batch=1, length=20)(0), 0) == ("ab", "b")
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"0123456789")
+    assert text_batches(tmp_path / "a.txt", byte_tokenizer(), batch=1, length=9, vocab=260).count == 1
+
+
 def test_texts_count_whole_and_epochs_are_shuffled(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("".join(chr(97 + i % 26) for i in range(101)))

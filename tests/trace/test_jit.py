@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
+import rlx.numpy as rnp
 from rlx.errors import BindingError, TraceError
 from rlx.trace import jit as jit_module
 from rlx.trace.jit import jit, set_compiler
@@ -73,6 +74,45 @@ def test_static_argument_errors():
         jit(lambda x, axes: x, static_argnums=1)(np.zeros(2, "f4"), [0])
     with pytest.raises(TraceError, match="static argument 5 does not exist; there are 1"):
         jit(lambda x: x, static_argnums=5)
+    with pytest.raises(TraceError, match="static argument 'mod' does not exist; there are mode, x"):
+        jit(lambda x, mode: x, static_argnames="mod")
+    with pytest.raises(TraceError, match="donate argument 'y' does not exist; there are x"):
+        jit(lambda x: x, donate_argnames="y")
+    with pytest.raises(TraceError, match="donate argument 1 does not exist; there are 1"):
+        jit(lambda x: x, donate_argnums=1)
+    assert jit(lambda x, **options: x * options["k"], static_argnames="k")(np.float32(2), k=3) == 6
+
+
+@pytest.mark.parametrize("donated", [{"donate_argnums": 1}, {"donate_argnames": "state"}])
+def test_arguments_are_donated_by_number_and_by_name(donated):
+    f = jit(lambda x, state: state + x, **donated)
+    x, state = np.float32(1), np.zeros(3, "f4")
+    graphs = [f.lower(x, state).graph, f.lower(x=x, state=state).graph]
+    assert [list(graph.aliases.values()) for graph in graphs] == [["state"], ["state"]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        rnp.zeros,
+        lambda n: rnp.zeros((n, 3)),
+        lambda n: rnp.ones(6).reshape(n, -1),
+        lambda n: rnp.eye(n),
+        lambda n: rnp.tile(rnp.ones(2), n),
+        lambda n: rlx.random.normal(rlx.random.key(0), (n,)),
+        lambda n: rnp.sum(rnp.ones((2, 2)), axis=n),
+        range,
+    ],
+)
+def test_sizes_that_are_computed_say_what_to_do(wrong):
+    with pytest.raises(rlx.RlxError, match=r"x\.shape.*static_argnums"):
+        jit(wrong)(np.int32(3))
+
+
+@pytest.mark.parametrize("shape", [2.5, None])
+def test_shapes_that_are_none(shape):
+    with pytest.raises(rlx.RlxError, match=r"a shape is a size .* or a sequence of sizes"):
+        rnp.zeros(shape)
 
 
 def test_decorator_forms_and_methods():

@@ -46,6 +46,7 @@ def test_bad_files_are_refused(tmp_path):
     np.save(tmp_path / "floats.npy", np.zeros(3))
     for path, dtype, message in (
         (tmp_path / "absent", None, "there is no such file"),
+        (tmp_path, None, "a file is needed; this is a directory"),
         (write("empty.txt", b""), None, "the file is empty"),
         (write("odd.bin", b"abc"), "u2", "3 bytes are not a whole number of uint16 tokens"),
         (write("not.npy", b"no"), None, "not a NumPy file"),

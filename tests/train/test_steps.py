@@ -6,7 +6,7 @@ import pytest
 import rlx
 import rlx.numpy as rnp
 from rlx import optim, train
-from rlx.errors import DTypeError, OpError
+from rlx.errors import DTypeError, OpError, TrainingError
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((32, 6)).astype("f4")
@@ -133,3 +133,12 @@ def test_bad_settings_are_refused():
     step = train.make_step(loss, optim.sgd(0.1), loss_scale=train.DynamicScale())
     with pytest.raises(OpError, match="the state needs one too"):
         step(train.init_state(params(), optim.sgd(0.1)), (X, Y))
+
+
+def test_other_things_than_states_and_optimisers_are_named(tmp_path):
+    with pytest.raises(TrainingError, match=r"an optimiser of rlx\.optim is needed.*; got 0\.1"):
+        train.make_step(loss, 0.1)
+    with pytest.raises(TrainingError, match=r"takes a state, which train\.init_state.* makes; got a "):
+        train.make_step(loss, optim.sgd(0.1))(params(), (X, Y))
+    with pytest.raises(TrainingError, match="there is no such checkpoint or folder"):
+        train.load_checkpoint(tmp_path / "absent", params())

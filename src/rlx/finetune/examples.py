@@ -103,7 +103,8 @@ def _read(path: Path) -> str:
     if not path.is_file():
         raise FormatError(f"{path}: there is no such file")
     try:
-        text = path.read_text(encoding="utf-8")
+        # Editors on Windows begin files with a mark (BOM), which is neither text nor JSON.
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from None
     if not text.strip():

@@ -92,7 +92,7 @@ class Tensor(TensorMethods):
         return f"Tensor({self.id} in @{self.graph.name}: {types})"
 
     def __index__(self) -> int:
-        raise self._no_value("used as a Python integer or node index")
+        raise no_size(self)
 
     def __bool__(self) -> bool:
         raise self._no_value("used in a Python condition (if, while, and, or, not, assert)")
@@ -126,14 +126,14 @@ class Tensor(TensorMethods):
     def tolist(self) -> NoReturn:
         raise self._no_value("converted to a list")
 
-    def _no_value(self, what: str) -> TraceError:
+    def _no_value(self, what: str, advice: str = "") -> TraceError:
         if self.graph.is_frozen:
             return leaked(self)
-        return TraceError(
-            f"{self!r} has no value while the program is being built, so it cannot be {what}. "
+        advice = advice or (
             "Use rnp.where or rlx.cond for conditions, rlx.scan or rlx.while_loop for loops, rlx.numpy instead of "
             "numpy, and rlx.debug.print to look at values"
         )
+        return TraceError(f"{self!r} has no value while the program is being built, so it cannot be {what}. {advice}")
 
 
 # The ufuncs behind operators, by name: ours for a tensor on the left, and for one on the right.
@@ -173,6 +173,15 @@ def leaked(value: Tensor) -> TraceError:
     return TraceError(
         f"{value!r}{made} belongs to a program that is finished. A value that is traced inside jit, grad, scan or cond "
         "exists only there: return it from the function instead of storing it in a global, an attribute or a list"
+    )
+
+
+def no_size(value: Tensor) -> TraceError:
+    """The error for a tensor where a Python integer is needed, most often as a size or an axis."""
+    return value._no_value(
+        "used as a size, an axis or another Python integer",
+        "Take sizes from x.shape, mark an argument that holds one with static_argnums, or use a fixed size and "
+        "rnp.where; rlx.fori_loop counts to a computed number, and rlx.dynamic_slice begins at one",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,7 +13,7 @@ from rlx.ir.dims import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.leaves import Constant
 from rlx.ir.shape import normalize_axes, normalize_axis
-from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, leaked, lift
+from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, leaked, lift, no_size
 from rlx.ops.define.operands import convert as to_dtype
 from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, promote_operands
 from rlx.runtime.arrays import as_array
@@ -168,7 +168,13 @@ def dims_from(shape: Any) -> tuple[Any, ...]:
     """A shape argument as dims: one size (an int, or a name or expression of symbols), or a sequence of them."""
     if isinstance(shape, int | np.integer | str | Dim):
         return (shape,)
-    return tuple(shape.tolist() if isinstance(shape, np.ndarray) else shape)
+    if isinstance(shape, Tensor):
+        raise no_size(shape)
+    if isinstance(shape, np.ndarray):
+        shape = shape.tolist()
+    if not isinstance(shape, Iterable):
+        raise ShapeError(f"a shape is a size (a whole number or a symbol) or a sequence of sizes, got {shape!r}")
+    return tuple(shape)
 
 
 def static_size(size: int | Dim, function: str) -> int:

@@ -171,7 +171,10 @@ class TensorMethods:
     def __len__(self) -> int:
         dims = self.shape  # type: ignore[attr-defined]
         if not dims:
-            raise TraceError("a tensor of rank 0 has no length")
+            raise TraceError(
+                "a tensor of rank 0 has no length. Where it is meant as a size or an axis, that must be known while "
+                "the program is built: take it from x.shape, or mark the argument with static_argnums"
+            )
         if isinstance(dims[0], Dim):
             raise TraceError(
                 f"the length {dims[0]} is not known while the program is built; use x.shape[0] or rlx.scan"

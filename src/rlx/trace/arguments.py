@@ -42,18 +42,28 @@ class Signature:
         self, fn: Function, static_argnums: int | Iterable[int] = (), static_argnames: str | Iterable[str] = ()
     ) -> None:
         self.name = function_name(fn)
-        self.positional, self.variadic, count = _parameters(fn)
-        nums = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
-        names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
+        self.positional, self.variadic, self._named = _parameters(fn)
+        self.static_nums, self.static_names = self.chosen("static", static_argnums, static_argnames)
+
+    def chosen(
+        self, kind: str, argnums: int | Iterable[int], argnames: str | Iterable[str]
+    ) -> tuple[set[int], set[str]]:
+        """Arguments chosen by number and by name, as both: the same one may be passed by position or by name."""
+        nums = {argnums} if isinstance(argnums, int) else set(argnums)
+        names = {argnames} if isinstance(argnames, str) else set(argnames)
+        count = len(self.positional)
         if any(n < 0 for n in nums) and self.variadic is not None:
-            raise TraceError(f"jit({self.name}): negative static_argnums need a fixed number of arguments")
+            raise TraceError(f"jit({self.name}): negative {kind}_argnums need a fixed number of arguments")
         nums = {n + count if n < 0 else n for n in nums}
         for n in nums:
             if self.variadic is None and not 0 <= n < count:
-                raise TraceError(f"jit({self.name}): static argument {n} does not exist; there are {count}")
-        # The same argument may be passed by position or by name.
-        self.static_names = names | {self.positional[n] for n in nums if n < len(self.positional)}
-        self.static_nums = nums | {i for i, p in enumerate(self.positional) if p in names}
+                raise TraceError(f"jit({self.name}): {kind} argument {n} does not exist; there are {count}")
+        unknown = [] if self._named is None else sorted(names - self._named)
+        if unknown:
+            known = ", ".join(sorted(self._named or ())) or "none"
+            raise TraceError(f"jit({self.name}): {kind} argument {unknown[0]!r} does not exist; there are {known}")
+        by_number = {self.positional[n] for n in nums if n < count}
+        return nums | {i for i, p in enumerate(self.positional) if p in names}, names | by_number
 
     def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> FlatCall:
         """Static arguments set aside, the others flattened."""
@@ -124,18 +134,20 @@ def function_name(fn: Any) -> str:
     return re.sub(r"\W", "_", name).strip("_") or "main"
 
 
-def _parameters(fn: Function) -> tuple[list[str], str | None, int]:
-    """Names of positional parameters, the name of *args if there is one, and how many may be passed by position."""
+def _parameters(fn: Function) -> tuple[list[str], str | None, set[str] | None]:
+    """Names of positional parameters, the name of *args if there is one, and what may be passed by name; None: all."""
     import inspect
 
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         # Some built-in callables do not tell.
-        return [], "arg", 0
+        return [], "arg", None
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-    return positional, variadic, len(positional)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return positional, variadic, None
+    return positional, variadic, {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

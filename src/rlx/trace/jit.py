@@ -256,13 +256,15 @@ class JitFunction:
         device: str | None = None,
         in_shardings: Any = None,
         out_shardings: Any = None,
+        donate_argnames: str | Iterable[str] = (),
     ) -> None:
         if not callable(fn):
             raise BindingError(f"jit: a function is needed, got {fn!r}")
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._signature = Signature(fn, static_argnums, static_argnames)
-        self._donated_positions = {donate_argnums} if isinstance(donate_argnums, int) else set(donate_argnums)
+        donated_nums, donated_names = self._signature.chosen("donate", donate_argnums, donate_argnames)
+        self._donated_positions: set[int | str] = {*donated_nums, *donated_names}
         is_divided = any(s is not None for s in tree_leaves((in_shardings, out_shardings), is_entry))
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         # Programs are divided over devices by XLA.
@@ -463,6 +465,7 @@ def jit(
     device: str | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    donate_argnames: str | Iterable[str] = (),
 ) -> Any:
     """`fn` as a compiled program over trees of arrays; also a decorator, with or without options.
 
@@ -474,7 +477,7 @@ def jit(
     With shardings the program is divided over the devices of their mesh by XLA: one for all arguments (or results), or
     a tree of them above the arguments (a tuple, one for each) or the results; None leaves the choice to XLA.
     """
-    options = (static_argnums, static_argnames, donate_argnums, device, in_shardings, out_shardings)
+    options = (static_argnums, static_argnames, donate_argnums, device, in_shardings, out_shardings, donate_argnames)
     if fn is None:
         return lambda f: JitFunction(f, *options)
     return JitFunction(fn, *options)

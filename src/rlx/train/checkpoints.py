@@ -123,6 +123,8 @@ def load_checkpoint(path: str | os.PathLike[str], like: Any) -> tuple[Any, Check
         place = _newest(found)
     if place.is_dir():
         return _load_sharded(place, like)
+    if not place.is_file():
+        raise TrainingError(f"{place}: there is no such checkpoint or folder")
     with open_safetensors(place) as file:
         if file.metadata.get("rlx.checkpoint") != _VERSION:
             raise FormatError(f"{place}: not a checkpoint of rlx.train, version {_VERSION}")

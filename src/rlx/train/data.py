@@ -32,6 +32,8 @@ Tokens = npt.NDArray[np.integer[Any]]
 def open_tokens(path: str | os.PathLike[str], dtype: Any = None) -> Tokens:
     """The token ids of a file, mapped: a `.npy` file of one axis, or raw numbers of `dtype` (bytes unless given)."""
     place = Path(path)
+    if place.is_dir():
+        raise FormatError(f"{place}: a file is needed; this is a directory")
     if not place.is_file():
         raise FormatError(f"{place}: there is no such file")
     if place.stat().st_size == 0:

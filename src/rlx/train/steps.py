@@ -21,7 +21,7 @@ import rlx
 import rlx.numpy as rnp
 from rlx import random, tree
 from rlx.compile.memory.loops import working_bytes
-from rlx.errors import DTypeError, OpError
+from rlx.errors import DTypeError, OpError, TrainingError
 from rlx.optim import GradientTransformation, apply_updates
 from rlx.train.loss_scale import DynamicScale, LossScale, all_finite, next_scale, scale_of, start_scale
 from rlx.train.recompute import MemoryPlan, fitting, recomputing
@@ -76,6 +76,8 @@ def make_step(
     `memory` limits the bytes of a step, its arguments included: as many blocks as that takes (see `block`) compute
     their values again in the backward pass. `step.plan(state, batch)` says what a step needs before it runs.
     """
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TrainingError(f"make_step: an optimiser of rlx.optim is needed (optim.adam(1e-3)); got {optimizer!r}")
     narrow = _narrow_dtype(precision)
     takes_key = _takes_key(loss_fn)
 
@@ -93,6 +95,9 @@ def make_step(
         return (loss if scale is None else loss * rnp.astype(scale, loss.dtype)), (loss, metrics)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        if not isinstance(state, TrainState):
+            kind = type(state).__name__
+            raise TrainingError(f"a step takes a state, which train.init_state(params, optimizer) makes; got a {kind}")
         key = random.fold_in(state.key, state.step)
         scale = scale_of(state.loss_scale, loss_scale)
         gradient = rlx.value_and_grad(scaled_loss, has_aux=True)
