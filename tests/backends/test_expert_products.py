@@ -271,6 +271,31 @@ def test_experts_that_are_floats(dtype, turned):
             assert (np.abs(run(x, w, ids)[0].astype(np.float64) - wanted) <= bound * reach).all()
 
 
+@pytest.mark.parametrize("dtype, wide", [("bf16", "f32"), ("f16", "f32"), ("f32", "f64")])
+@pytest.mark.parametrize("turned", [False, True])
+def test_experts_are_widened_as_they_are_read(dtype, wide, turned):
+    """The matrices of all experts are never stored in the wider type: a run needs few of them."""
+    experts, k, n = 5, 33, 70
+    stack = (experts, n, k) if turned else (experts, k, n)
+    g = rlx.Graph("experts")
+    x, ids = g.input("x", ("M", k), wide), g.input("ids", ("M",), "i32")
+    wider = ops.cast(g.param("w", stack, dtype), rlx.DType.of(wide))
+    g.set_outputs([ops.grouped_matmul(x, ops.transpose(wider, (0, 2, 1)) if turned else wider, ids)])
+    compiled, lir = rlx.Session("cpu").compile(g), CompilePipeline.new("cpu").compile(g).lir
+    assert [kernel.kind for kernel in lir.kernels if kernel.kind != "view"] == ["route", "matmul"]
+    w = rng.normal(size=stack).astype(rlx.DType.of(dtype).numpy)
+    compiled.set_param("w", w)
+    exact = w.astype(np.float64).swapaxes(1, 2) if turned else w.astype(np.float64)
+    for m in (0, 1, 7, 120):
+        rows = rng.normal(size=(m, k)).astype(rlx.DType.of(wide).numpy)
+        chosen = rng.integers(0, experts, m)
+        (found,) = compiled.run({"x": rows, "ids": chosen.astype(np.int32)})
+        wanted = np.einsum("mk,mkn->mn", rows.astype(np.float64), exact[chosen])
+        reach = np.einsum("mk,mkn->mn", np.abs(rows.astype(np.float64)), np.abs(exact[chosen]))
+        unit = {"f32": 2.0**-24, "f64": 2.0**-53}[wide]
+        assert (np.abs(found - wanted) <= unit * (2 + k**0.5) * reach).all()
+
+
 @pytest.mark.parametrize("is_quantized", [True, False], ids=["q8_0", "f32"])
 def test_a_false_route_touches_nothing_but_its_rows(is_quantized):
     """Numbers of experts and rows are clipped and ends ascend, in kernels as in the definition; a row that the route

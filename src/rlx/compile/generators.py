@@ -40,6 +40,7 @@ class Generator(NamedTuple):
     # Whether codes of activations are multiplied with those of such weights faster than floats.
     has_byte_dots: Callable[[PanelFormat], bool] = lambda layout: False
     reads_rows: bool = False  # products read weights [n, k] as they lie, and widen those that are narrower
+    widens_experts: bool = False  # products with experts widen the matrices that they read
     # A gradient of attention may be `attention_gradients`, from what `attention_with_logs` has kept.
     shares_logs: Callable[[Graph, Node], bool] = lambda graph, node: False
     cuts_columns: bool = False  # sums of long columns are to be formed in parts

@@ -79,6 +79,7 @@ def generator(machine: Machine) -> Generator:
         shares_lines=machine.shares_lines,
         has_byte_dots=lambda layout: has_fast_dots(machine, layout),
         reads_rows=machine.gpu == "nvptx",
+        widens_experts=not machine.is_gpu,
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),
         cuts_columns=machine.gpu == "nvptx",
         repeats_values=machine.gpu == "nvptx",

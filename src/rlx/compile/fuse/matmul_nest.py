@@ -134,7 +134,8 @@ def _quantized_form(graph: Graph, node: Node, transparent: Container[NodeId]) ->
 def _routed_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
     x, (m, n) = graph.shape(node.inputs[0]), node.shape.dims
     try:
-        left, right = (operand_layout(graph, i, transparent) for i in node.inputs[:2])
+        left = operand_layout(graph, node.inputs[0], transparent)
+        right = _weight_layout(graph, node.inputs[1], transparent)
     except Unmappable:
         return None
     route = _route(graph, node, transparent)

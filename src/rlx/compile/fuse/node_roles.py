@@ -10,7 +10,7 @@ from rlx.compile.fuse.matmul_nest import is_product, product_form
 from rlx.compile.generators import Generator
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.weights.pack_floats import widens_panels
-from rlx.compile.weights.row_weights import widens_weight
+from rlx.compile.weights.row_weights import widens_experts, widens_weight
 from rlx.ir.dtype import BYTE_FLOATS
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, VIEW
@@ -62,6 +62,8 @@ def may_be_transparent(graph: Graph, node: Node, generator: Generator, users: li
     if is_memory(node) or not is_native(node, generator):
         return False
     if is_view(graph, node) or isinstance(node.op, Iota | DimValue):
+        return True
+    if generator.widens_experts and widens_experts(graph, node, users):
         return True
     return widens_weight(graph, node, users) if generator.reads_rows else widens_panels(graph, node)
 

@@ -16,9 +16,11 @@ from rlx.compile.weights.sink_casts import widened_dtype
 from rlx.compile.weights.split import fixed_sources
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Param
+from rlx.ir.op import Op
 from rlx.ir.rewrite.rebuild import rebuild
 from rlx.ir.shape import normalize_axis
 from rlx.ops.linalg.contraction import MatMul
+from rlx.ops.lowered.expert_products import RoutedMatMul
 from rlx.ops.shape.movement import Concat, Transpose, transpose
 
 _TURN = (1, 0)
@@ -61,7 +63,16 @@ def stored_rows(graph: Graph) -> set[NodeId]:
 
 def widens_weight(graph: Graph, node: Node, users: list[NodeId]) -> bool:
     """Whether a node is a cast of a whole weight that nobody reads but products, as their second operand."""
-    if widened_dtype(graph, node) is None or node.shape.rank != 2 or not users:
+    return node.shape.rank == 2 and _is_widened_for(MatMul, graph, node, users)
+
+
+def widens_experts(graph: Graph, node: Node, users: list[NodeId]) -> bool:
+    """The same of the matrices of all experts, of which a run needs but a few."""
+    return _is_widened_for(RoutedMatMul, graph, node, users)
+
+
+def _is_widened_for(product: type[Op], graph: Graph, node: Node, users: list[NodeId]) -> bool:
+    if widened_dtype(graph, node) is None or not users:
         return False
     below = graph.nodes[node.inputs[0]]
     while isinstance(below.op, Transpose):
@@ -69,7 +80,7 @@ def widens_weight(graph: Graph, node: Node, users: list[NodeId]) -> bool:
     if not isinstance(below.op, Param):
         return False
     readers = [graph.nodes[u] for u in users]
-    return all(isinstance(r.op, MatMul) and r.inputs[1] == node.id and r.inputs[0] != node.id for r in readers)
+    return all(isinstance(r.op, product) and r.inputs[1] == node.id and r.inputs[0] != node.id for r in readers)
 
 
 def _is_turned(node: Node) -> bool:
