@@ -40,7 +40,7 @@ from rlx.ir.graph import Graph
 PART_MB = 32
 GPU_FILE = "gpu.json.gz"
 # Files of `web/` that every folder has.
-RUNTIME = ("rlx.js", "rlx.d.ts", "sizes.js", "wasm_machine.js", "threads.js", "helper.js")
+RUNTIME = ("rlx.js", "rlx.d.ts", "sizes.js", "wasm_machine.js", "threads.js", "helper.js", "needs_server.js")
 GPU_RUNTIME = ("gpu_machine.js", "gpu_kernels.js")
 # By the kind of a model; the first one is the page, whatever it is called here.
 PAGES = {

@@ -5,7 +5,7 @@ const KEPT = "rlx";
 self.oninstall = (event) => {
   self.skipWaiting();
   // What was loaded before this worker could see it.
-  event.waitUntil(caches.open(KEPT).then((cache) => cache.addAll(["./", "./page.js"])));
+  event.waitUntil(caches.open(KEPT).then((cache) => cache.addAll(["./", "./needs_server.js", "./page.js"])));
 };
 self.onactivate = (event) => event.waitUntil(self.clients.claim());
 self.onfetch = (event) => {
