@@ -102,7 +102,7 @@ def _is_small(shape: Shape) -> bool:
     return int(shape.element_count) <= MOST_ELEMENTS
 
 
-def is_small_product(body: Graph, node: Node) -> bool:
+def _is_small_product(body: Graph, node: Node) -> bool:
     """Whether a node of a small body is a product that is formed sooner than a kernel of it starts."""
     if node.op != MatMul() or any(body.shape(i).dtype is not node.shape.dtype for i in node.inputs):
         return False
@@ -129,7 +129,7 @@ def _cost(body: Graph, generator: Generator) -> int | None:
             continue
         elif isinstance(node.op, Reduce) and node.op.kind is not ReduceOp.Mean:
             total += int(body.shape(node.inputs[0]).element_count)
-        elif is_small_product(body, node):
+        elif _is_small_product(body, node):
             total += _multiplications(body, node)
         elif generator.is_pointwise(body, node):
             count, is_cheap = int(node.shape.element_count), node.op.mnemonic in CHEAP

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite
+from rlx.kernels.ir.extents import clipped_id
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value
 from rlx.ops.lowered.expert_products import ExpertRoute
 
@@ -29,8 +30,7 @@ def expert_route_kernel(site: OpSite) -> Kernel:
     zero, one = (k.const(n, DType.I32) for n in (0, 1))
 
     def expert_of(row: Value) -> Value:
-        given = k.cast(k.load(ids.buffer, ids.offset + row * ids.strides[0]), DType.I64)
-        return k.max(k.min(k.select(given < 0, given + experts, given), experts - 1), 0)
+        return clipped_id(k, k.load(ids.buffer, ids.offset + row * ids.strides[0]), experts)
 
     def added(buffer: Buffer, start: Value | int, stop: Value | int) -> Value:
         with k.fold("other", start, stop, init=[zero]) as fold:

@@ -6,11 +6,10 @@ threads of a row lie side by side, as what they store does.
 
 from __future__ import annotations
 
-from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.quant_codes import CHUNK, Codes
 from rlx.kernels.gpu.expand_codes import decoded_chunk
-from rlx.kernels.ir.extents import total
+from rlx.kernels.ir.extents import clipped_id, total
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.ops.lowered.quantized_panels import PanelGather
 from rlx.quant.panels import PANEL_ROWS, RECORD
@@ -31,8 +30,7 @@ def gather_codes_kernel(site: OpSite) -> Kernel:
         number = block * THREADS + thread
         with k.when(number < count):
             place, chunk = number // chunks, number % chunks
-            given = k.cast(k.load(ids.buffer, place), DType.I64)
-            row = k.max(k.min(k.select(given < 0, given + op.n, given), op.n - 1), 0)
+            row = clipped_id(k, k.load(ids.buffer, place), op.n)
             base, lane = row // PANEL_ROWS * layout.panel_bytes(op.k), row % PANEL_ROWS
             per_record = RECORD // CHUNK
             weights = decoded_chunk(k, codes, base, lane, chunk // per_record, chunk % per_record)

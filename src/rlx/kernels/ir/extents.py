@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import INDEX, Value
 
@@ -31,6 +32,12 @@ def total(k: KernelBuilder, sizes: Sequence[Value]) -> Value:
     for size in sizes:
         count = count * size
     return count
+
+
+def clipped_id(k: KernelBuilder, given: Value, size: Value | int) -> Value:
+    """A place on an axis for any id: negative ones count from the end, and what is outside is at the nearer end."""
+    place = k.cast(given, DType.I64)
+    return k.max(k.min(k.select(place < 0, place + size, place), size - 1), 0)
 
 
 def unflatten(place: Value, sizes: Sequence[Value]) -> list[Value]:

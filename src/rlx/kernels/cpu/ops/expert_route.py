@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.ir.extents import clipped_id
 from rlx.kernels.ir.loop_ir import Value
 from rlx.ops.lowered.expert_products import ExpertRoute
 
@@ -17,8 +18,7 @@ def expert_route(site: OpSite) -> None:
     zero = k.const(0, DType.I32)
 
     def expert_of(row: Value) -> Value:
-        given = k.cast(k.load(ids.buffer, ids.offset + row), DType.I64)
-        return k.max(k.min(k.select(given < 0, given + experts, given), experts - 1), 0)
+        return clipped_id(k, k.load(ids.buffer, ids.offset + row), experts)
 
     def end_of(expert: Value) -> Value:
         return expert + experts

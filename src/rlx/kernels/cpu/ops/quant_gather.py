@@ -8,6 +8,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.quant_codes import CHUNK, Codes
+from rlx.kernels.ir.extents import clipped_id, total
 from rlx.kernels.ir.loop_ir import Value
 from rlx.ops.lowered.quantized_panels import PanelGather
 from rlx.quant.panels import PANEL_ROWS, RECORD
@@ -30,16 +31,13 @@ def panel_gather(site: OpSite) -> None:
     steps = Codes(k, site.machine, layout, panels.buffer, lanes=1)
     lanes = 1 if site.machine.is_gpu else min(site.machine.lanes(DType.F32), layout.group, PANEL_ROWS)
     codes = Codes(k, site.machine, layout, panels.buffer, lanes) if lanes > 1 else steps
-    count = k.as_index(1)
-    for size in ids.dims:
-        count = count * size
+    count = total(k, ids.dims)
     together = 1 if site.machine.is_gpu else TOGETHER
     with (
         k.parallel("ids", k.ceildiv(count, together)) as part,
         k.loop("id", part * together, k.min(count, (part + 1) * together)) as number,
     ):
-        given = k.cast(k.load(ids.buffer, number), DType.I64)
-        row = k.max(k.min(k.select(given < 0, given + op.n, given), op.n - 1), 0)
+        row = clipped_id(k, k.load(ids.buffer, number), op.n)
         base, lane = row // PANEL_ROWS * layout.panel_bytes(op.k), row % PANEL_ROWS
         codes.load_tables()
         with k.loop("record", 0, op.k // RECORD) as record:
