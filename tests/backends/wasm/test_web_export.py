@@ -52,6 +52,7 @@ def test_a_folder_has_all_that_a_page_needs(page):
     assert files == {
         "helper.js",
         "index.html",
+        "needs_server.js",
         "plain_numbers.js",
         "program.d.ts",
         "program.json",
