@@ -36,6 +36,14 @@ def test_help_lists_the_commands(capsys):
         assert f"\n    {name}" in out and COMMANDS[name] in out
 
 
+def test_compile_lists_its_own_options_only(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["compile", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "--option" in out and not any(f"--{name}" in out for name in ("part", "topology", "gpu", "max-cycles"))
+
+
 @pytest.mark.parametrize("command", ["inspect", "pull", "quantize", "cache"])
 def test_help_of_a_command_has_examples(command, capsys):
     with pytest.raises(SystemExit) as stop:

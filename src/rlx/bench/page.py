@@ -12,11 +12,10 @@ HEAD = """<!-- Written by tools/benchmark_page.py from the JSON of `rlx bench`; 
 
 # Benchmarks
 
-How many times as long others take as rlx: above 1 rlx is faster. All engines of a table ran in one session, each in
-a process of its own, their rounds in turn; a ratio is the median over rounds in which both ran. Every result was
+Ratios are peer time divided by rlx time: above 1 rlx is faster. All engines of a table ran in one session, each in a
+process of its own, with their rounds interleaved; a ratio is the median over rounds in which both ran. Every result was
 checked before it was timed, against f64 unless a note says otherwise. `rlx bench SUITE` repeats a table on your
-machine; two separate runs should not be compared, because the speed of a machine drifts by more than what is to be
-seen.
+machine. Do not compare separate runs: the speed of a machine drifts by more than the differences to be seen.
 """
 
 

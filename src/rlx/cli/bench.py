@@ -1,5 +1,5 @@
-"""Measure rlx beside its peers on this machine, all in one run: a process for each engine, rounds in turn, results
-checked first. Peers are used where they are installed, in this Python or in another one.
+"""Benchmark rlx beside other libraries on this machine, in one run: a process for each engine, rounds interleaved,
+results checked first. Peers are used where they are installed, in this Python or in another one.
 
 suites:
   ops       matrix products, fused rows, attention
@@ -15,9 +15,9 @@ suites:
   scans     sort, top-k, sampling, cumulative sums, a selective scan
   train     training steps of a GPT, of LoRA and of a convnet, the optimiser alone, compile times, scans; with memory
 
-With --tier a device is measured by itself: single ops (L1) or small compositions (L2), each checked first, with median
-and p95 of its times, operations and bytes per second beside what the machine can do, and memory. Without --device
-all devices that are here take their turn.
+With --tier a device is measured by itself: single ops (L1) or small compositions (L2), each checked first, with the
+median and p95 of its times, operations and bytes per second beside the limits of the machine, and memory. Without
+--device all available devices are measured.
 
 examples:
   rlx bench --tier L1 --device cpu --json
@@ -72,15 +72,19 @@ SHOWN_SUITES = (
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "bench", __doc__)
     parser.add_argument("suite", nargs="?", choices=SHOWN_SUITES)
-    parser.add_argument("--tier", choices=["L1", "L2"], help="measure a device on patterns of this tier, without peers")
     parser.add_argument(
-        "--device", metavar="NAME", help="the device of a tier (default: all that are here), or of train (default: cpu)"
+        "--tier", choices=["L1", "L2"], help="measure a device by itself: single ops (L1) or small compositions (L2)"
     )
-    parser.add_argument("--warmup", type=not_negative, metavar="N", help="runs of a tier before the clock (default 10)")
-    parser.add_argument("--runs", type=positive, metavar="N", help="runs of a tier (default 100, or 5 s of them)")
+    parser.add_argument(
+        "--device", metavar="NAME", help="with --tier (default: all available) or train (default: cpu): the device"
+    )
+    parser.add_argument("--warmup", type=not_negative, metavar="N", help="with --tier: warm-up runs (default 10)")
+    parser.add_argument(
+        "--runs", type=positive, metavar="N", help="with --tier: measured runs (default 100, or as many as fit in 5 s)"
+    )
     parser.add_argument("--peers", nargs="*", metavar="NAME", help="only these peers (default: all that are installed)")
-    parser.add_argument("--peer-python", metavar="PATH", help="the Python in which peers are installed")
-    parser.add_argument("--only", metavar="TEXT", help="only cases with this in their name")
+    parser.add_argument("--peer-python", metavar="PATH", help="the Python interpreter that has the peers installed")
+    parser.add_argument("--only", metavar="TEXT", help="only cases whose name contains this")
     parser.add_argument(
         "--model",
         metavar="PATH",
@@ -88,9 +92,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "a Hugging Face directory for embed (default minilm)",
     )
     parser.add_argument(
-        "--shape", metavar="SIZE", help="llm: a model of random weights with real widths in place of a file: 1b, 4b, 8b"
+        "--shape", metavar="SIZE", help="llm: 1b, 4b or 8b: random weights with real widths, instead of a file"
     )
-    parser.add_argument("--type", metavar="TYPE", help="the type of its matrices: Q6_K, Q4_K_M, F16 ... (default Q4_K)")
+    parser.add_argument(
+        "--type", metavar="TYPE", help="with --shape: the type of matrices: Q6_K, Q4_K_M, F16 ... (default Q4_K)"
+    )
     parser.add_argument("--rounds", type=positive, metavar="N", help="rounds of every engine (default 7)")
     parser.add_argument("--threads", type=threads, metavar="N", help="threads of every engine (default: all)")
     parser.add_argument(
@@ -99,9 +105,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         nargs="?",
         const=Path("-"),
         metavar="FILE",
-        help="write everything that was measured, - or nothing for standard output",
+        help="write all measurements as JSON to FILE, or to standard output",
     )
-    parser.add_argument("--plot", type=path, metavar="FILE", help="write a picture (SVG)")
+    parser.add_argument("--plot", type=path, metavar="FILE", help="write a chart (SVG)")
     return parser
 
 

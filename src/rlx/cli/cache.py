@@ -1,7 +1,7 @@
 """What rlx keeps on disk: machine code, compiled programs, prepared weights and pulled models.
 
-`show` lists it. `clear` deletes what can be made again (objects, programs, prepared), or the kinds that are named;
-models have to be named, because getting them again takes long.
+`show` lists it. `clear` deletes what can be made again (objects, programs, prepared), or only the kinds that are named.
+Models are deleted only when they are named, because they have to be downloaded again.
 
 examples:
   rlx cache show

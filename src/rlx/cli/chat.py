@@ -1,7 +1,7 @@
 """Talk to a language model. Without a message this is a conversation; an empty line or Ctrl-D ends it.
 
-In a conversation Ctrl-C ends the answer that is being written, and leaves when nothing is. A line that ends in a
-backslash goes on in the next one. Lines that begin with a slash are commands:
+In a conversation Ctrl-C interrupts the answer, or leaves at the prompt. A backslash at the end of a line continues it
+on the next one. Lines that begin with a slash are commands:
 
   /reset         begin anew; what the model was told before (--system) stays
   /system TEXT   begin anew, and tell the model this first
@@ -48,9 +48,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "chat", __doc__)
     add_model_arguments(parser, default="smollm2")
     question = parser.add_mutually_exclusive_group()
-    question.add_argument("text", metavar="TEXT", nargs="?", help="ask this and end")
-    question.add_argument("--message", metavar="TEXT", help="the same, for questions that begin with a dash")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    question.add_argument("text", metavar="TEXT", nargs="?", help="ask this, print the answer and exit")
+    question.add_argument("--message", metavar="TEXT", help="the same as TEXT, for questions that begin with a dash")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     add_sampling_arguments(parser, max_tokens=512)
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     return parser

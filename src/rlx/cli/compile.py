@@ -1,5 +1,7 @@
 """Compile a model or a program into one file for CPUs like this one; the same as `rlx export cpu`.
 
+`rlx.load_compiled(OUT)` runs it without compiling anything.
+
 examples:
   rlx compile smollm2 smollm2.rlxc
 """

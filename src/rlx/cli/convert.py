@@ -3,8 +3,8 @@
 The type is that of the matrices: F32, F16, BF16, Q8_0, Q6_K and so on, or a mix that spends more bits where they
 matter, Q4_K_M or Q5_K_M. A model that the format cannot describe is refused.
 
-With --adapter the adapter is merged in; then the model may be a GGUF file too, and the type is that of the matrices
-which change (their own, unless given). With --base the source is an adapter, written as llama.cpp reads it.
+With --adapter an adapter is merged into the model, which may then be a GGUF file too; --type is the type of the merged
+matrices (default: their own). With --base the source is an adapter, which is written in the form that llama.cpp reads.
 
 examples:
   rlx convert path/to/hf_dir model.gguf
@@ -39,8 +39,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("target", type=path, help="the GGUF file to write")
     parser.add_argument("--type", help="the type of matrices (default: F16)")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--adapter", action="append", default=[], metavar="PATH", help="merge this in; may be repeated")
-    how.add_argument("--base", metavar="MODEL", help="the model that the adapter MODEL is of")
+    how.add_argument(
+        "--adapter", action="append", default=[], metavar="PATH", help="merge this adapter in; may be repeated"
+    )
+    how.add_argument("--base", metavar="MODEL", help="MODEL is an adapter; this is the model that it belongs to")
     parser.add_argument("--force", action="store_true", help="overwrite the target")
     parser.add_argument("--json", action="store_true", help="print a JSON document")
     return parser

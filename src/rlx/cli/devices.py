@@ -1,4 +1,4 @@
-"""What can run programs on this machine.
+"""List the devices that can run programs on this machine, and why others cannot.
 
 examples:
   rlx devices

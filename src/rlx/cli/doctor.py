@@ -1,4 +1,4 @@
-"""What a device needs, and whether it is there.
+"""Show what a device needs, what is missing here, and what to do about it.
 
 examples:
   rlx doctor cuda
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "doctor", __doc__)
-    parser.add_argument("device", nargs="?", help="a device as `rlx devices` lists it; all of them if left out")
+    parser.add_argument("device", nargs="?", help="a device as `rlx devices` lists it (default: all)")
     return parser
 
 

@@ -1,7 +1,7 @@
 """Turn texts into vectors: texts on the command line, or the lines of a file or of standard input.
 
-A language model gives vectors, too: the mean of its last hidden states. Vectors are written as a .npy array (--out), as
-JSON (--json), or as lines of numbers.
+MODEL is a text encoder, or a language model, whose vectors are the mean of its last hidden states. Vectors are written
+as a .npy array (--out), as JSON (--json), or as lines of numbers.
 
 examples:
   rlx embed minilm "one text" "another text" --json
@@ -47,22 +47,26 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompt-name", metavar="NAME", help="put the model's own prompt of this name before each text"
     )
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="default: 32")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="texts per batch (default: 32)")
     parser.add_argument("--weights", metavar="TYPE", help="quantise the matrices to this GGUF type, such as q8_0")
     parser.add_argument(
         "--activations",
         choices=tuple(ACTIVATIONS),
         default="f32",
-        help="int8 is fastest, and not exact; int16 is between (default: f32)",
+        help="precision of activations in products: int8 is fastest and least accurate (default: f32)",
     )
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="PATH", help="a PEFT folder of this model; may be repeated"
     )
-    parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"
     )
-    parser.add_argument("--no-mmap", action="store_true", help="read the weights into memory, so that they may change")
+    parser.add_argument(
+        "--no-mmap",
+        action="store_true",
+        help="read the weights into memory instead of mapping them, so that the file may be changed",
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument(
         "--out", type=path, metavar="PATH", help="write a float32 array [texts, size] in NumPy's format"

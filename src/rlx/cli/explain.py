@@ -1,4 +1,4 @@
-"""What a model or a graph was compiled to: which ops became which kernel, where they run, and why edges were not fused.
+"""Show what a model or a graph is compiled to: which ops became which kernel, where they run, and what was not fused.
 
 examples:
   rlx explain smollm2
@@ -33,13 +33,17 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "explain", __doc__)
     parser.add_argument("path", metavar="MODEL", help="a model (file, directory or name), or a file with a graph")
-    parser.add_argument("--device", default="cpu", help="for which device; see `rlx devices` (default: cpu)")
-    parser.add_argument("--profile", action="store_true", help="also run a model once, for the times of its kernels")
+    parser.add_argument("--device", default="cpu", help="the device to compile for; see `rlx devices` (default: cpu)")
+    parser.add_argument(
+        "--profile", action="store_true", help="also run the model once and show the time of each kernel"
+    )
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--html", type=path_argument, metavar="PATH", help="write a page with the graph drawn")
+    output.add_argument(
+        "--html", type=path_argument, metavar="PATH", help="write the report as a page, with a drawing of the graph"
+    )
     output.add_argument("--json", action="store_true", help="print the report as JSON")
     output.add_argument(
-        "--passes", action="store_true", help="print every step of the compile: time, node counts, and why it is there"
+        "--passes", action="store_true", help="print every compiler pass: its time, node counts and purpose"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Write a model or a program as files for a target.
+"""Export a model or a program as files for a target.
 
 MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, or a graph (.rlx: its text, or a file of
 `rlx.save_graph`). For the target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without
@@ -37,30 +37,33 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "export", __doc__)
-    parser.add_argument("target", help="what the files are for: a device as `rlx devices` lists it")
+    parser.add_argument("target", help="cpu, web, rocm, cortex-m, fpga, tpu, or a target of another package")
     add_arguments(parser)
-    return parser
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model file, directory or name, or the text of a graph")
-    parser.add_argument("out", type=Path, help="the file or folder to write")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the target")
-    parser.add_argument("--cpu", help="the core to write for, as --option cpu=CORE")
-    parser.add_argument("--part", help="the chip to write for, as --option part=PART")
-    parser.add_argument("--max-cycles", metavar="N", help="the most clocks per inference, as --option max-cycles=N")
-    where = "run what was written and compare (host, qemu, icarus, verilator), as --option check=WHERE"
+    parser.add_argument("--cpu", help="cortex-m: the core, such as cortex-m4")
+    parser.add_argument("--part", help="fpga: the chip, such as up5k or ecp5-25k")
+    parser.add_argument("--max-cycles", metavar="N", help="fpga: at most this many clocks per inference")
+    where = "cortex-m, fpga: run the result and compare it (host, qemu; icarus, verilator)"
     parser.add_argument("--check", nargs="?", const="yes", metavar="WHERE", help=where)
     parser.add_argument(
         "--report",
         nargs="?",
         const="report.html",
         metavar="PAGE",
-        help="also write an HTML page about memory and work, as --option report=PAGE",
+        help="cortex-m, fpga: also write an HTML page about memory and work",
     )
-    parser.add_argument("--topology", help="the TPUs to compile for (v5e:2x4), as --option topology=CHIPS")
-    gpu = "also write what browsers with WebGPU run, as --option gpu=yes"
+    parser.add_argument("--topology", help="tpu: the chips to compile for, such as v5e:2x4")
+    gpu = "web: also write WGSL, for browsers with WebGPU"
     parser.add_argument("--gpu", action="store_const", const="yes", help=gpu)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those that all targets have."""
+    parser.add_argument("model", help="a model (file, directory or name), or a file with a graph")
+    parser.add_argument("out", type=Path, help="the file or folder to write")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the target; may be repeated"
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 

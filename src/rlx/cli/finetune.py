@@ -1,8 +1,8 @@
-"""Tune a language model on a text, or on the answers of chats. What is trained is a small adapter (LoRA), over a model
-whose weights stay as they are, quantised ones too; or with --full all weights of a float model.
+"""Fine-tune a language model on a text, or on the answers of chats. This trains a small adapter (LoRA) over frozen
+weights, which may be quantised, or with --full all weights of a float model.
 
 A line of a .jsonl file has `messages` ([{"role": .., "content": ..}, ..]), or `prompt` and `completion`. The folder
-gets the adapter as PEFT writes it, metrics.jsonl, loss.png and checkpoints: stop at any time, --resume goes on.
+gets the adapter in PEFT's format, metrics.jsonl, loss.png and checkpoints: stop at any time, --resume continues.
 
 examples:
   rlx finetune smollm2 --data chats.jsonl --lora 8 --steps 200 --out run
@@ -35,14 +35,21 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help="a GGUF file, a Hugging Face directory or a name")
     parser.add_argument("--data", type=path, required=True, metavar="FILE", help="a .txt file, or .jsonl of chats")
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="how many in all (default: 100)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="total number of steps (default: 100)")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--lora", type=positive, default=8, metavar="R", help="the rank of the adapter (default: 8)")
     what.add_argument("--full", action="store_true", help="train all weights, and write model.gguf")
-    parser.add_argument("--alpha", type=float, metavar="A", help="the change counts A/R times (default: 2 R)")
-    parser.add_argument("--dora", action="store_true", help="train the norms of rows too (DoRA)")
-    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop inputs of adapters (default: 0)")
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        metavar="A",
+        help="scale of the adapter: its update is multiplied by A / R (default: 2 R)",
+    )
+    parser.add_argument("--dora", action="store_true", help="train row norms too (DoRA)")
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, metavar="P", help="dropout of adapter inputs (default: 0)"
+    )
     parser.add_argument(
         "--target",
         action="append",
@@ -50,12 +57,22 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="NAME",
         help="modules to adapt, such as q_proj; may be repeated (default: all linear layers)",
     )
-    parser.add_argument("--batch", type=positive, default=1, metavar="B", help="windows or chats of a step (1)")
-    parser.add_argument("--length", type=positive, default=256, metavar="L", help="tokens of each, at most (256)")
+    parser.add_argument("--batch", type=positive, default=1, metavar="B", help="windows or chats per step (default: 1)")
+    parser.add_argument(
+        "--length", type=positive, default=256, metavar="L", help="tokens of each, at most (default: 256)"
+    )
     parser.add_argument("--rate", type=float, metavar="X", help="the learning rate (default: 2e-4; with --full 2e-5)")
-    parser.add_argument("--mesh", metavar="MESH", help="divide the work over devices, such as data=2,tensor=2")
-    parser.add_argument("--seed", type=not_negative, default=0, metavar="S", help="default: 0")
-    parser.add_argument("--save-every", type=positive, default=50, metavar="N", help="steps between checkpoints (50)")
+    parser.add_argument("--mesh", metavar="MESH", help="shard the work over devices, such as data=2,tensor=2")
+    parser.add_argument(
+        "--seed",
+        type=not_negative,
+        default=0,
+        metavar="S",
+        help="seed of the weights and the order of data (default: 0)",
+    )
+    parser.add_argument(
+        "--save-every", type=positive, default=50, metavar="N", help="steps between checkpoints (default: 50)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

@@ -31,21 +31,25 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
         action="append",
         default=[],
         metavar="PATH",
-        help="a PEFT folder or a GGUF adapter, as `rlx finetune` writes; may be repeated",
+        help="a LoRA adapter: a PEFT folder, as `rlx finetune` writes, or a GGUF adapter; may be repeated",
     )
-    parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
     parser.add_argument("--weights", metavar="TYPE", help="quantise float matrices to this GGUF type, such as q8_0")
     parser.add_argument(
         "--activations",
         choices=MODEL_ACTIVATIONS,
         default="auto",
-        help="auto: 16 bits where that is fast; f32: exact; not exact: int8, fastest on CPUs, and bf16, on GPUs "
-        "(default: auto)",
+        help="precision of activations in products with quantised weights. auto: int16 where that is fast, else f32; "
+        "f32: exact; int8: fastest on CPUs, but less accurate; bf16, f16: for GPUs (default: auto)",
     )
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"
     )
-    parser.add_argument("--no-mmap", action="store_true", help="read the file into memory, so that it may change")
+    parser.add_argument(
+        "--no-mmap",
+        action="store_true",
+        help="read the file into memory instead of mapping it, so that it may be changed meanwhile",
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -60,14 +64,24 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
         "frequency_penalty": float,
         "seed": not_negative,
     }
-    parser.add_argument("--kv-dtype", choices=("f32", "f16", "bf16", "q8"), default="f32", help="how the cache is kept")
-    parser.add_argument("--max-tokens", type=positive, default=max_tokens, metavar="N", help=f"default: {max_tokens}")
+    parser.add_argument(
+        "--kv-dtype", choices=("f32", "f16", "bf16", "q8"), default="f32", help="type of the KV cache (default: f32)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive,
+        default=max_tokens,
+        metavar="N",
+        help=f"stop after N tokens (default: {max_tokens})",
+    )
     for name, kind in kinds.items():
         default, doc = OPTIONS[name]
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=kind, default=default, metavar=name[0].upper(), help=doc
         )
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be repeated"
+    )
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:

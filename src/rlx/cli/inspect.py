@@ -1,5 +1,5 @@
 """Show what is in a model file: metadata and tensors of a GGUF or safetensors file, of a Hugging Face folder, or the
-text of a saved graph. Nothing but headers is read.
+text of a saved graph. Only headers are read.
 
 examples:
   rlx inspect model.gguf
@@ -56,7 +56,7 @@ class Summary(NamedTuple):
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "inspect", __doc__)
     parser.add_argument("path", help="a file, a folder, or the name of a pulled model")
-    parser.add_argument("--tensors", metavar="PATTERN", default="*", help="only tensors whose name matches")
+    parser.add_argument("--tensors", metavar="PATTERN", default="*", help="only tensors whose name matches this glob")
     parser.add_argument("--no-tensors", action="store_true", help="metadata and totals only")
     parser.add_argument("--full", action="store_true", help="show long values and lists whole")
     parser.add_argument("--json", action="store_true", help="print a JSON document")

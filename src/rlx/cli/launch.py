@@ -28,16 +28,24 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "-n", "--processes", type=positive, required=True, metavar="N", help="processes on this machine"
     )
-    parser.add_argument("--devices", type=positive, metavar="K", help="devices that XLA divides each process into")
-    parser.add_argument("--restarts", type=not_negative, default=0, metavar="N", help="how often to start again (0)")
-    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="machines that run this command (1)")
-    parser.add_argument("--node", type=not_negative, default=0, metavar="I", help="which of them this is, from 0")
+    parser.add_argument("--devices", type=positive, metavar="K", help="XLA devices per process")
     parser.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="where process 0 listens (this machine, a free port)"
+        "--restarts",
+        type=not_negative,
+        default=0,
+        metavar="N",
+        help="restart after a failure at most N times (default: 0)",
+    )
+    parser.add_argument(
+        "--nodes", type=positive, default=1, metavar="N", help="number of machines that run this command (default: 1)"
+    )
+    parser.add_argument("--node", type=not_negative, default=0, metavar="I", help="the index of this machine, from 0")
+    parser.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="where process 0 listens (default: this machine, a free port)"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     return parser
 
 

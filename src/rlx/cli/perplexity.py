@@ -1,4 +1,5 @@
-"""How well a language model predicts a text: exp of the mean negative log probability of its tokens; less is better.
+"""Measure how well a language model predicts a text: exp of the mean negative log probability of its tokens. Less is
+better.
 
 examples:
   rlx perplexity smollm2 --file book.txt
@@ -26,7 +27,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--text", metavar="TEXT", help="the text")
     source.add_argument("--file", type=path, metavar="PATH", help="a file with the text (default: standard input)")
-    parser.add_argument("--context", type=positive, metavar="N", help="read the text in pieces of N tokens")
+    parser.add_argument("--context", type=positive, metavar="N", help="evaluate the text in windows of N tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

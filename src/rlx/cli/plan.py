@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "plan", __doc__)
     parser.add_argument(
-        "model", metavar="MODEL", help="a published shape, a GGUF file, a Hugging Face directory, a name"
+        "model", metavar="MODEL", help="a published shape, a GGUF file, a Hugging Face directory or a name"
     )
     parser.add_argument("--mesh", required=True, metavar="MESH", help="a number of devices, or axes such as data=8")
-    parser.add_argument("--chip", required=True, metavar="NAME", help="v4, v5e, v5p, v6e, a100, h100, h200, mi300x")
-    parser.add_argument("--batch", type=positive, metavar="B", help="texts of a step (default: one for each device)")
+    parser.add_argument(
+        "--chip", required=True, metavar="NAME", help="one of v4, v5e, v5p, v6e, a100, h100, h200, mi300x"
+    )
+    parser.add_argument("--batch", type=positive, metavar="B", help="texts per step (default: one per device)")
     parser.add_argument("--length", type=positive, metavar="L", help="tokens of each text (default: 2048)")
     parser.add_argument("--lora", type=positive, metavar="R", help="train an adapter of this rank, not all weights")
-    parser.add_argument("--roles", metavar="NAMES", help="divisions to combine, such as data,tensor,sequence")
+    parser.add_argument(
+        "--roles", metavar="NAMES", help="kinds of parallelism to combine, such as data,tensor,sequence"
+    )
     parser.add_argument("--html", type=path, metavar="FILE", help="write a page with a picture of the mesh")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -1,4 +1,4 @@
-"""Get a model and print where it is.
+"""Download a model and print its path.
 
 NAME is smollm2 (a small chat model), minilm (a sentence encoder), or a Hugging Face id: org/name or org/name/file.gguf.
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "pull", __doc__)
-    parser.add_argument("names", metavar="NAME", nargs="+", help="what to get")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="the model to download")
     parser.add_argument("--json", action="store_true", help="print a JSON object from name to path")
     return parser
 

@@ -1,7 +1,7 @@
-"""Write a GGUF file with smaller tensors.
+"""Quantise a GGUF file.
 
-Matrices get the new type; vectors, norms and routers keep theirs. Rows that are no whole number of blocks of the new
-type get one with smaller blocks, such as Q5_0 for Q4_K, or F16. Quantising a file that is quantised already loses more
+Matrices get the new type; vectors, norms and routers keep theirs. Where a row is not a whole number of blocks of the
+new type, one with smaller blocks is used, such as Q5_0 for Q4_K, or F16. Requantising a quantised file loses more
 than quantising the original.
 
 examples:

@@ -1,8 +1,8 @@
-"""Make an integer program (.rlxq) of a float graph.
+"""Quantise a float graph to an integer program (.rlxq).
 
-GRAPH is the text of a graph (.rlx) or a file of `rlx.save_graph`. All its leaves but one have their values in WEIGHTS;
-the data are typical values of that one, from which the scales come. A graph with fake quantisation has its own scales
-and needs no data. With labels, the command says how many are right in floats and in integers.
+GRAPH is the text of a graph (.rlx) or a file of `rlx.save_graph`. WEIGHTS has values for all its inputs and params but
+one; DATA has typical values of that one, from which scales are calibrated. A graph with fake quantisation brings its
+own scales and needs no data. With labels, the command says how many are right in floats and in integers.
 
 examples:
   rlx quantize-graph digits.rlx digits.rlxq --weights digits.safetensors --data images.npy --labels labels.npy
@@ -36,15 +36,23 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "quantize-graph", __doc__)
     parser.add_argument("graph", type=path, help="the float graph")
     parser.add_argument("out", type=path, help="the integer program to write (.rlxq)")
-    parser.add_argument("--weights", type=path, help="values of the leaves by name: .safetensors or .npz")
-    parser.add_argument("--data", type=path, help="typical inputs, [N, ...] as .npy")
+    parser.add_argument("--weights", type=path, help="values of inputs and params by name: .safetensors or .npz")
+    parser.add_argument("--data", type=path, help="calibration data: typical inputs, [N, ...] as .npy")
     parser.add_argument("--labels", type=path, help="the right label of each input, as .npy")
-    parser.add_argument("--bits", type=int, default=8, choices=(8, 4, 2), help="bits of the weights (8)")
-    parser.add_argument("--activations", default="i8", choices=("i8", "i16"), help="codes of the values (i8)")
+    parser.add_argument("--bits", type=int, default=8, choices=(8, 4, 2), help="bits of the weights (default: 8)")
     parser.add_argument(
-        "--method", default="max_abs", help="how thresholds are found: max_abs, percentile, mse, entropy"
+        "--activations", default="i8", choices=("i8", "i16"), help="integer type of activations (default: i8)"
     )
-    parser.add_argument("--fraction-bits", type=int, default=31, choices=(31, 15), help="bits of the multipliers (31)")
+    parser.add_argument(
+        "--method", default="max_abs", help="calibration: max_abs, percentile, mse or entropy (default: max_abs)"
+    )
+    parser.add_argument(
+        "--fraction-bits",
+        type=int,
+        default=31,
+        choices=(31, 15),
+        help="bits of the requantisation multipliers (default: 31)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     parser.add_argument("--json", action="store_true", help="print a JSON document")
     return parser

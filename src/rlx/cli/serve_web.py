@@ -1,6 +1,6 @@
 """Serve a folder that `rlx export web` has written, to try it in a browser. Only this machine can reach it.
 
-Any file server will do as well. This one says which types files have, and that the page may use several threads.
+Any file server works. This one sends the content types, and the headers that let the page use several threads.
 
 examples:
   rlx export web smollm2 page
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "serve-web", __doc__)
     parser.add_argument("folder", type=Path, help="what `rlx export web` has written")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one (default: 8000)")
-    parser.add_argument("--quiet", action="store_true", help="do not list the files that are asked for")
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="the port; 0 picks a free one (default: 8000)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="do not log requests")
     return parser
 
 

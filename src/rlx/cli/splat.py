@@ -1,8 +1,8 @@
 """Train, render and show scenes of Gaussian splats.
 
 A folder to train on has pictures (PNG) in images/ and a COLMAP model in sparse/0. Scenes are PLY files with the
-property names of the field, plain or compressed. Cameras are places (x,y,z) that look at --target, or pictures of a
-COLMAP model given by --model.
+usual property names, plain or compressed. Cameras are positions (x,y,z) that look at --target, or pictures of a COLMAP
+model given by --model.
 
 examples:
   rlx splat synthetic toy                                   # a small folder to try things with
@@ -58,11 +58,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     training.add_argument("--steps", type=int, default=30_000, metavar="N", help="default: 30000")
     training.add_argument("--max-splats", type=int, default=1_000_000, metavar="N", help="default: 1000000")
     training.add_argument("--sh-degree", type=int, default=3, choices=range(4), help="default: 3")
-    training.add_argument("--downscale", type=int, default=1, metavar="N", help="make pictures smaller by this")
+    training.add_argument("--downscale", type=int, default=1, metavar="N", help="downscale pictures by this factor")
     training.add_argument(
-        "--hold-out", type=int, default=8, metavar="N", help="hold out each N-th (default: 8, 0: none)"
+        "--hold-out", type=int, default=8, metavar="N", help="hold out every N-th picture (default: 8, 0: none)"
     )
-    training.add_argument("--checkpoint", type=Path, metavar="PATH", help="keep the state here, and go on from it")
+    training.add_argument(
+        "--checkpoint", type=Path, metavar="PATH", help="save the state here, and continue from it if it exists"
+    )
     training.add_argument("--seed", type=int, default=0, help="default: 0")
     training.add_argument("--json", action="store_true", help="print a JSON document at the end")
     _add_background(training)
@@ -75,10 +77,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=line)
         action.add_argument("scene", type=Path, help="a PLY file")
         action.add_argument("out", type=Path, help=f"the {kind} file to write")
-        action.add_argument("--camera", required=True, metavar="X,Y,Z", help="a place, or a picture of --model")
+        action.add_argument(
+            "--camera", required=True, metavar="X,Y,Z", help="a position, or the name of a picture of --model"
+        )
         action.add_argument("--target", type=_numbers, default=(0.0, 0.0, 0.0), metavar="X,Y,Z", help="default: 0,0,0")
         action.add_argument("--up", type=_numbers, default=(0.0, 1.0, 0.0), metavar="X,Y,Z", help="default: 0,1,0")
-        action.add_argument("--fov", type=float, default=50.0, help="vertical, in degrees (default: 50)")
+        action.add_argument("--fov", type=float, default=50.0, help="vertical field of view in degrees (default: 50)")
         action.add_argument("--size", type=_size, default=(640, 480), metavar="WxH", help="default: 640x480")
         action.add_argument("--model", type=Path, metavar="DIR", help="a COLMAP model whose pictures --camera may name")
         _add_background(action)

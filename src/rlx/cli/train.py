@@ -1,7 +1,7 @@
-"""Train a small language model from nothing: a character-level GPT on any text file, and let it write at the end.
+"""Train a small language model from scratch: a character-level GPT on any text file, with a sample at the end.
 
-The folder gets metrics.jsonl, loss.png, settings.json and checkpoints: stop at any time, --resume goes on. To tune a
-model that exists already, use `rlx finetune`.
+The folder gets metrics.jsonl, loss.png, settings.json and checkpoints: stop at any time, --resume continues. To tune a
+pretrained model, use `rlx finetune`.
 
 examples:
   rlx train --data book.txt --steps 2000 --out run
@@ -29,17 +29,25 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "train", __doc__)
     parser.add_argument("--data", type=path, required=True, metavar="FILE", help="a text file")
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--steps", type=positive, default=2000, metavar="N", help="how many in all (default: 2000)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
-    parser.add_argument("--layers", type=positive, default=6, metavar="N", help="default: 6")
-    parser.add_argument("--width", type=positive, default=384, metavar="N", help="default: 384")
-    parser.add_argument("--heads", type=positive, default=6, metavar="N", help="default: 6")
-    parser.add_argument("--length", type=positive, default=128, metavar="L", help="bytes it looks back (default: 128)")
-    parser.add_argument("--batch", type=positive, default=8, metavar="B", help="windows in a step (default: 8)")
+    parser.add_argument(
+        "--steps", type=positive, default=2000, metavar="N", help="total number of steps (default: 2000)"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
+    parser.add_argument("--layers", type=positive, default=6, metavar="N", help="transformer layers (default: 6)")
+    parser.add_argument("--width", type=positive, default=384, metavar="N", help="width of the model (default: 384)")
+    parser.add_argument("--heads", type=positive, default=6, metavar="N", help="attention heads (default: 6)")
+    parser.add_argument(
+        "--length", type=positive, default=128, metavar="L", help="context length in bytes (default: 128)"
+    )
+    parser.add_argument("--batch", type=positive, default=8, metavar="B", help="windows per step (default: 8)")
     parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="the learning rate (default: 1e-3)")
-    parser.add_argument("--mesh", metavar="MESH", help="divide the work over devices, such as data=4,tensor=2")
-    parser.add_argument("--save-every", type=positive, default=200, metavar="N", help="steps between checkpoints (200)")
-    parser.add_argument("--sample", type=not_negative, default=300, metavar="N", help="characters to write (300)")
+    parser.add_argument("--mesh", metavar="MESH", help="shard the work over devices, such as data=4,tensor=2")
+    parser.add_argument(
+        "--save-every", type=positive, default=200, metavar="N", help="steps between checkpoints (default: 200)"
+    )
+    parser.add_argument(
+        "--sample", type=not_negative, default=300, metavar="N", help="characters to sample at the end (default: 300)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

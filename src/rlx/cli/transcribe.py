@@ -1,6 +1,6 @@
-"""Write what is said in WAV files, with a Whisper model.
+"""Transcribe speech in WAV files, or translate it to English, with a Whisper model.
 
-A file may have any rate and any number of channels. Other formats must be converted first, for example with ffmpeg.
+Any sample rate and number of channels will do. Other formats must be converted first, for example with ffmpeg.
 
 examples:
   rlx transcribe recording.wav
@@ -30,12 +30,17 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--model",
         metavar="MODEL",
         default="openai/whisper-tiny",
-        help="a Hugging Face directory or a name (default: openai/whisper-tiny, which is pulled)",
+        help="a Hugging Face directory or a name (default: openai/whisper-tiny, which is downloaded)",
     )
-    parser.add_argument("--language", metavar="CODE", help="such as en; without it the language is heard")
-    parser.add_argument("--task", default="transcribe", metavar="TASK", help="transcribe, or translate to English")
+    parser.add_argument("--language", metavar="CODE", help="the spoken language, such as en (default: detected)")
+    parser.add_argument(
+        "--task",
+        default="transcribe",
+        metavar="TASK",
+        help="transcribe, or translate (to English) (default: transcribe)",
+    )
     parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="windows of 30 s at a time (default: 4)")
-    parser.add_argument("--device", default="cpu", help="where to run it; see `rlx devices` (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
     parser.add_argument("--json", action="store_true", help="print one JSON list with text, language and segments")
     return parser

@@ -1,8 +1,8 @@
-"""Measure how the products of a model are best cut on this machine, and keep what was found for every later compile.
+"""Autotune the products of a model on this machine, and keep the result for later compiles.
 
-Schedules of products offer a few sets of parameters (sizes of blocks, or tiles of tensor cores). Each is compiled and
-its kernels are timed, on one thread or on the GPU; what wins by more than 3 % is written to tuned.json in the cache
-directory, and reports name it. Answers do not change. Close other programs first: what they take is measured too.
+Schedules of products offer a few sets of parameters (block sizes, or tensor-core tiles). Each is compiled and its
+kernels are timed, on one thread or on the GPU. A set that wins by more than 3 % is written to tuned.json in the cache
+directory, and reports name it. Results do not change. Close other programs first: they disturb the timings.
 
 examples:
   rlx tune minilm
@@ -38,14 +38,20 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "path", metavar="MODEL", nargs="?", help="a model (file, directory or name), or a file with a graph's text"
     )
-    parser.add_argument("--device", default="cpu", help="for which device; see `rlx devices` (default: cpu)")
-    parser.add_argument("--tokens", type=int, default=64, help="how many tokens a language model reads (default: 64)")
-    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="a size of a graph, such as B=32")
-    parser.add_argument("--runs", type=int, default=5, help="measured runs of each set (default: 5)")
+    parser.add_argument("--device", default="cpu", help="the device to tune for; see `rlx devices` (default: cpu)")
+    parser.add_argument("--tokens", type=int, default=64, help="rows of the products of a language model (default: 64)")
+    parser.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="the value of a symbolic size of a graph, such as B=32",
+    )
+    parser.add_argument("--runs", type=int, default=5, help="measured runs of each set of parameters (default: 5)")
     parser.add_argument("--json", action="store_true", help="print a JSON document")
     other = parser.add_mutually_exclusive_group()
-    other.add_argument("--show", action="store_true", help="print what is kept, and measure nothing")
-    other.add_argument("--forget", action="store_true", help="delete what is kept")
+    other.add_argument("--show", action="store_true", help="print the kept results, and measure nothing")
+    other.add_argument("--forget", action="store_true", help="delete the kept results")
     return parser
 
 
