@@ -1,4 +1,4 @@
-"""Fourier transforms whose factors were planned (`FftLines`) by blocks of a GPU.
+"""Fourier transforms whose twiddle factors were planned (`FftLines`), by blocks of a GPU.
 
 A block has a few transforms from the first to the last pass: rows that follow each other, or columns that lie side by
 side, so that threads which run together read and write neighbours. In every pass a thread takes as many values as the

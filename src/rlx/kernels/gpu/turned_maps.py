@@ -1,4 +1,4 @@
-"""Maps on GPUs that read along another axis than they write: tiles of such operands go through shared memory.
+"""Maps on GPUs with transposed operands: tiles of these go through shared memory, so that all accesses are coalesced.
 
     y[i, j] = f(x[j, i], ..)
 
