@@ -89,3 +89,24 @@ def test_every_access_is_inside(op):
         wanted = case.op.eval(*arrays)
         np.testing.assert_allclose(program(*arrays)[0], wanted, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(program.interpreted(*arrays)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+# Taps of a line, stride and dilation: taps that no scratch holds side by side, and windows that see too much for it.
+LONG = {"many taps": (50_000, 5000, 1), "far apart": (3, 1, 100_000), "few steps": (400, 7, 1)}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_windows_that_see_much(case):
+    taps, stride, dilation = LONG[case]
+    length = (taps - 1) * dilation + 1 + 9 * stride
+    rng = np.random.default_rng(6)
+    x, w = rng.standard_normal((1, length, 2)).astype("f4"), rng.standard_normal((taps, 2, 40)).astype("f4")
+
+    def conv(x, w):
+        return lax.conv_general_dilated(
+            x, w, (stride,), "VALID", rhs_dilation=(dilation,), dimension_numbers=("NHC", "HIO", "NHC")
+        )
+
+    seen = np.stack([x[0, p * stride :][: (taps - 1) * dilation + 1 : dilation] for p in range(10)]).astype("f8")
+    wanted = np.einsum("phc,hco->po", seen, w.astype("f8"))
+    np.testing.assert_allclose(rlx.jit(conv)(x, w)[0], wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())

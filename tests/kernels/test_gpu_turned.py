@@ -75,3 +75,17 @@ def test_others_have_threads_for_elements():
     """What lies as it is written, and what is small, has no tiles."""
     for function, shape in ((lambda x: x + 1, (512, 512)), (lambda x: ops.transpose(x, (1, 0)), (8, 8))):
         assert not made_of(function, "f16", shape)[1].kernel.arrays
+
+
+def test_results_may_be_stored_over_an_operand(monkeypatch):
+    """Each element is read once before it is stored, also where a tile has fewer elements than its threads take."""
+    for setting, value in (("THREADS", 32), ("TILE", 8), ("ELEMENTS", 64), ("FEWEST", 1)):
+        monkeypatch.setattr(turned_maps, setting, value)
+    graph, made = made_of(lambda x, y: x + ops.transpose(y, (1, 0)), "f32", (7, 19), (19, 7))
+    rng = np.random.default_rng(4)
+    x, y = (rng.standard_normal(dims).astype(np.float32) for dims in ((7, 19), (19, 7)))
+    want = x + y.T
+    by_node = {graph.inputs[0].id: x.reshape(-1), graph.inputs[1].id: y.reshape(-1)}
+    arguments = [by_node.get(b, x.reshape(-1)) for b in made.buffers]
+    interpret(made.kernel, dict(zip((p.name for p in made.kernel.params), arguments, strict=True)))
+    np.testing.assert_array_equal(x, want)

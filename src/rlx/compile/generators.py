@@ -28,37 +28,37 @@ class Generator(NamedTuple):
 
     is_pointwise: Callable[[Graph, Node], bool]
     own_kernel: Callable[[Graph, Node], OwnKernel | None]
-    # How many columns of a weight with n of them products read side by side, for sums of a type; None: no panels.
+    # Width of the panels in which products read a weight with n columns, for sums of a type; None: no panels.
     panel_width: Callable[[DType, int], int] | None = None
-    # Products of a type read panels of pairs, as `rlx.compile.weights.pack_floats` has them.
+    # Products of a type read panels of pairs along K, as `rlx.compile.weights.pack_floats` packs them.
     has_pairs: Callable[[DType], bool] = lambda dtype: False
-    # Attention of few rows to many keys is worth being cut into parts; not where its kernel does so itself.
+    # Attention of few rows to many keys is worth being split over the keys; not where its kernel does so itself.
     cuts_attention: Callable[[Graph, Node], bool] = lambda graph, node: True
-    # Scratch in which kernels keep lines of values from pass to pass, as Fourier transforms do; 0: none.
+    # Bytes of scratch in which a kernel keeps a line from pass to pass, as Fourier transforms do; 0: none.
     line_bytes: int = 0
-    shares_lines: bool = False  # that is what the threads of a block have together
-    # Whether codes of activations are multiplied with those of such weights faster than floats.
+    shares_lines: bool = False  # `line_bytes` is shared memory of a block, not scratch of a thread
+    # Whether integer dot products of quantised activations with such weights are faster than floats.
     has_byte_dots: Callable[[PanelFormat], bool] = lambda layout: False
-    reads_rows: bool = False  # products read weights [n, k] as they lie, and widen those that are narrower
-    widens_experts: bool = False  # products with experts widen the matrices that they read
+    reads_rows: bool = False  # products read weights [n, k] as they lie, and widen narrower types as they load
+    widens_experts: bool = False  # products with experts widen the matrices that they read as they load
     # A gradient of attention may be `attention_gradients`, from what `attention_with_logs` has kept.
     shares_logs: Callable[[Graph, Node], bool] = lambda graph, node: False
-    cuts_columns: bool = False  # sums of long columns are to be formed in parts
-    reads_turned: bool = False  # products read matrices that lie across as fast as others
-    # How many ops that take many instructions products do to their results faster than another kernel would.
+    cuts_columns: bool = False  # sums of long columns are split into parts, so that there are blocks enough
+    reads_turned: bool = False  # products read transposed operands as fast as others
+    # How many ops that take many instructions are faster in the epilogue of a product than in another kernel.
     costly_epilogue: int = 1 << 30
-    repeats_values: bool = False  # gradients compute values of the forward pass again rather than have them stored
-    widens_late: bool = False  # values are stored as narrow as they are, and widened by their readers
-    cache_bytes: int = 0  # a cheap value read again after so many bytes of others is computed again; 0: never
+    repeats_values: bool = False  # gradients recompute cheap values of the forward pass rather than have them stored
+    widens_late: bool = False  # values are stored in their narrow types, and widened by their readers
+    cache_bytes: int = 0  # a cheap value read again after so many bytes of others is recomputed; 0: never
     has_byte_floats: bool = False  # kernels load and store f8
     multiplies_bytes: bool = False  # products have instructions for two f8
-    multiplies_windows: bool = False  # there are kernels for convolutions of pictures whose channels lie side by side
-    reads_pixels: bool = False  # convolutions of programs that have channels last are computed so
+    multiplies_windows: bool = False  # all convolutions of pictures become products over windows (implicit GEMM)
+    reads_pixels: bool = False  # convolutions between transpositions to channels last are computed channels last
     sorts_blocks: bool = False  # rows of some thousand elements are sorted faster than longer ones are looked through
-    shares_steps: bool = False  # large factorisations are cut into steps, whose columns threads with caches share
-    # Memory in which threads that share it factorise a matrix together; 0: a thread has a whole one.
+    shares_steps: bool = False  # large LU factorisations are cut into panels; threads share the trailing columns
+    # Shared memory in which the threads of a block factorise a matrix together; 0: a thread has a whole one.
     factor_bytes: int = 0
-    sorts_values: bool = False  # numbers of which nobody asks where they came from are sorted by themselves
+    sorts_values: bool = False  # sorts without an order as a result move the values alone
 
 
 def generator_for(target: str, machine: str | None = None) -> Generator | None:

@@ -211,7 +211,7 @@ class Context:
         elif not self._replayable[id(table)]:
             self._walk(table, self._launch)
             self._place(table, key)
-        elif key in self._seen and not self.stream.is_capturing:
+        elif key in self._seen:
             self._record(table, key)
         else:
             # Memory comes back in turns: the same addresses may come again after others.

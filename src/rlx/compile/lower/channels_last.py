@@ -1,10 +1,11 @@
-"""Convolutions of pictures whose channels lie side by side, computed as they lie.
+"""Convolutions of pictures whose channels lie side by side (NHWC), computed as they lie.
 
 Convolutions have their channels first; a program that has them last turns its pictures before and after:
 
     transpose(conv(transpose(x), w))   ->   window_matmul(x, rows of w)
 
-A window of one element is a product of matrices, and channels that are convolved each by itself are `channel_windows`.
+A window of one element is a product of matrices, and depthwise convolutions, of every channel by itself, are
+`channel_windows`.
 Gradients of inputs with a stride of 1 are convolutions with the window turned round.
 """
 

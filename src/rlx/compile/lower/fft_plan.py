@@ -27,6 +27,7 @@ from rlx.ops.lowered.fourier_lines import (
     FftLines,
     FftRealLines,
     FftStep,
+    block_points,
     factors_of,
     half_factors,
     passes,
@@ -78,7 +79,7 @@ def plan_real_transform(op: Rfft | Irfft, x: Any, scratch: int, shared: bool = F
         return None
     scale = op.norm.output_scale(points, inverse)
     if shared:
-        if points // 2 > _block_points(scratch, x.dtype.real):
+        if points // 2 > block_points(scratch, x.dtype.real):
             return None
         whole = FftRealLines(points, inverse, scale if inverse else 0.5 * scale)
         return lambda x: whole(x, lift(whole.all_factors.astype(x.dtype.real.numpy), x.graph))
@@ -108,14 +109,9 @@ def _plan(points: int, dtype: DType, scratch: int, shared: bool, inverse: bool, 
     return _by_convolution(points, dtype, scratch, shared, inverse, scale)
 
 
-def _block_points(scratch: int, dtype: DType) -> int:
-    """Points that fit into what a block shares."""
-    return scratch // (2 * dtype.size_bytes) - 16
-
-
 def _block_steps(points: int, dtype: DType, scratch: int, inverse: bool, scale: float) -> list[FftLines] | None:
     """A transform by blocks: as one op, or as two of about the same length, each of which must fit."""
-    most = _block_points(scratch, dtype)
+    most = block_points(scratch, dtype)
     if points <= most:
         return [FftLines(points, inverse=inverse, scale=scale)]
     fitting = [f for f in range(2, most + 1) if points % f == 0 and points // f <= most]
@@ -230,7 +226,7 @@ def transforms_along_axes(graph: Graph, scratch: int, shared: bool = False) -> G
         points = x.shape[axis]
         if not x.dtype.is_complex or not isinstance(points, int) or 0 in x.shape or radices(points) is None:
             return None
-        if points > _block_points(scratch, x.dtype.real) if shared else _line_bytes(points) > scratch:
+        if points > block_points(scratch, x.dtype.real) if shared else _line_bytes(points) > scratch:
             return None
         op = transform.op
         made = FftLines(points, axis=axis, inverse=op.inverse, scale=op.norm.output_scale(points, op.inverse))

@@ -1,8 +1,9 @@
-"""Products of a few rows and columns over a long axis: in parts, which threads share, and their sum.
+"""Split-K: products of a few rows and columns over a long axis, in parts that threads share, and their sum.
 
     a[m, k] @ b[k, n]    ->    sum over p of a[m, p, k/p] @ b[p, k/p, n]
 
-The result is a block or two, so that without this one thread would do all of it. Parts follow from the shape alone.
+The result is a block or two, so that without this one thread would do all of it. Parts follow from the shape alone, so
+that results do not depend on the number of threads.
 """
 
 from __future__ import annotations

@@ -393,7 +393,7 @@ def _two_steps(op: Op, *operands: Any) -> Form | None:
     if isinstance(count, int) and count <= SMALL_ROW:
         return None
     # Of what lies in memory short rows are joined, too: each has an end of its own.
-    is_cut = len(joined) == 1 or (x.node.is_leaf and isinstance(x.shape[joined[-1]], int) and x.shape[-1] < LONG_ROW)
+    is_cut = len(joined) == 1 or (x.node.is_leaf and _is_short(x.shape[joined[-1]]))
     rows = _row_count(count) if is_cut else None
     if rows is None and len(joined) == 1:
         return None
@@ -406,6 +406,10 @@ def _two_steps(op: Op, *operands: Any) -> Form | None:
         return rounded_tensor(reshape(total, result.dims), x.dtype)
 
     return build
+
+
+def _is_short(length: Size) -> bool:
+    return isinstance(length, int) and length < LONG_ROW
 
 
 def _row_count(length: Size) -> int | None:

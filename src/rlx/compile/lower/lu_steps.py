@@ -1,5 +1,5 @@
-"""LU in panels of columns, for the threads of a CPU: each step applies a panel to all columns behind it, which threads
-share, while one of them is at the next panel already (`LuStep`)."""
+"""Blocked LU with look-ahead, for the threads of a CPU: each step applies a panel of columns to all columns behind it,
+which threads share, while one of them factorises the next panel already (`LuStep`)."""
 
 from __future__ import annotations
 

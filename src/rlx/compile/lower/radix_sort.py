@@ -1,4 +1,5 @@
-"""Orders of rows that no block of a GPU holds: pass by pass, eight bits of the keys in each, the lowest first.
+"""Orders of rows that no block of a GPU holds, by radix sort: pass by pass, eight bits of the keys in each, the lowest
+first.
 
     sort_order(x[.., n])    ->    radix_counts, radix_places, once for each byte of the keys
 

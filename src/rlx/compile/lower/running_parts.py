@@ -1,4 +1,5 @@
-"""Running joins along an axis that too few threads of a GPU would go along: the axis is cut into parts.
+"""Scans (running sums and their like) along an axis that too few threads of a GPU would go along: the axis is cut into
+parts, reduced first and scanned then.
 
     cumulative_sum(x[.., n, ..])    ->    sums of parts, their running sums, and running_from for all parts at once
 

@@ -5,8 +5,9 @@
         sums = [dots.added(s, codes, numbers) ...]
     totals = dots.ended(totals, sums)
 
-`WholeDots` is one instruction, which newer CPUs have. `PairDots` is for x86 without it: two products of neighbours are
-one number of 16 bits, of which as many are added as 16 bits hold before they become numbers of 32.
+`WholeDots` is one instruction, which newer CPUs have (vpdpbusd, usdot). `PairDots` is for x86 without it (pmaddubsw and
+pmaddwd): two products of neighbours are one number of 16 bits, of which as many are added as 16 bits hold before they
+are widened to 32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Maps that read across: an operand whose elements lie side by side along another axis than those of the results.
+"""Maps with transposed operands: their elements lie side by side along another axis than those of the results.
 
-Read along the results, every element of such an operand is in another line of memory. Here a block of it is read as it
-lies, turned in registers and kept in scratch, where the map finds it as if it lay like all others.
+Read along the results, every element of such an operand is in another cache line. Here a tile of it is read as it lies,
+transposed in registers and kept in scratch, where the map finds it as if it lay like all others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Attention and its gradients by tiles in shared memory, exact in the type of the sums: for what tensor cores do not
-take, f32 and f64 before all, on any GPU whose threads exchange values. f16 and bf16 become f32 as they are read, and
-only results are rounded.
+"""Attention with online softmax, and its gradients, by tiles in shared memory, exact in the type of the sums: for what
+tensor cores do not take, f32 and f64 before all, on any GPU whose threads exchange values. f16 and bf16 become f32 as
+they are read, and only results are rounded.
 
 A block keeps a tile of its own rows and goes through those of the other side, some at a time. Three kernels, two of
 them in `attention_gradient_tiles`, are made of the same two products: scores of the own side with the other one, and

@@ -1,5 +1,5 @@
 """Operands of products on tensor cores that are not stored as bf16 or f16: GGUF weights in panels (`rlx.quant.panels`)
-and rows of f32, written out once for a product of many rows.
+are dequantised, and rows of f32 split into bf16, once for a product of many rows.
 
 A number of f32 becomes two of bf16, what it is rounded to and what that leaves, which together have 16 bits of it. The
 product of two such numbers is the sum of three products of bf16 (`parts` of the weight: 2), or of two where the weight

@@ -1,4 +1,4 @@
-"""Fourier transforms whose factors were planned (`FftLines`) by blocks of a GPU.
+"""Fourier transforms whose twiddle factors were planned (`FftLines`), by blocks of a GPU.
 
 A block has a few transforms from the first to the last pass: rows that follow each other, or columns that lie side by
 side, so that threads which run together read and write neighbours. In every pass a thread takes as many values as the
@@ -12,12 +12,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.ops.fft_passes import Pair, butterfly, times
 from rlx.kernels.ir.extents import total
 from rlx.kernels.ir.loop_ir import Buffer, Kernel, Value
-from rlx.ops.lowered.fourier_lines import FftLines, FftRealLines, FftStep, Part, passes
+from rlx.ops.lowered.fourier_lines import LINES_OF_BLOCK, FftLines, FftRealLines, FftStep, Part, block_points, passes
 
 THREADS = 256
 # What a block has of shared memory without asking for more. Behind as many numbers as there are banks one is left out,
@@ -26,23 +25,18 @@ BANKS = 32
 LINE_BYTES = (48 << 10) * BANKS // (BANKS + 1)
 # Points of a block at least, where there are as many; and columns side by side that fill what memory is read by.
 LEAST_POINTS = 1024
-LEAST_COLUMNS = 16
-
-
-def block_points(dtype: DType) -> int:
-    """How many points fit into a block, complex numbers and what is left out between lines."""
-    return LINE_BYTES // (2 * dtype.size_bytes) - LEAST_COLUMNS
+LEAST_COLUMNS = LINES_OF_BLOCK
 
 
 def is_block_fourier(site: OpSite) -> bool:
     """Whether there is one sum to form, of lines that fit, and nothing is left away of lines across others."""
     op = site.op
     if isinstance(op, FftRealLines):
-        return op.points // 2 <= block_points(site.inputs[0].buffer.dtype)
+        return op.points // 2 <= block_points(LINE_BYTES, site.inputs[0].buffer.dtype)
     if not isinstance(op, FftLines) or (op.first > 1 and op.step is FftStep.Whole):
         return False
     is_plain = op.axis == -1 or not (op.before or op.kept or op.behind)
-    return is_plain and _Places.of(op).points <= block_points(site.inputs[0].buffer.dtype)
+    return is_plain and _Places.of(op).points <= block_points(LINE_BYTES, site.inputs[0].buffer.dtype)
 
 
 class _Places(NamedTuple):
@@ -99,7 +93,7 @@ class _Blocks:
         wanted = max(1, LEAST_POINTS // points)
         if self.places.by_columns or self.places.written[0] != 1:
             wanted = max(wanted, LEAST_COLUMNS)
-        self.together = max(1, min(wanted, block_points(self.dtype) // points))
+        self.together = max(1, min(wanted, block_points(LINE_BYTES, self.dtype) // points))
         if self.places.by_columns or self.places.written[0] != 1:
             # Groups that begin where what memory is read by begins, too.
             self.together = 1 << (self.together.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Maps on GPUs that read along another axis than they write: tiles of such operands go through shared memory.
+"""Maps on GPUs with transposed operands: tiles of these go through shared memory, so that all accesses are coalesced.
 
     y[i, j] = f(x[j, i], ..)
 
@@ -154,9 +154,11 @@ def turned_map_kernel(name: str, spec: MapSpec) -> Kernel:
             k.store(kept[number], place, value, align=align)
         k.barrier()
         for step in range(0, vectors, THREADS):
-            place = k.min(thread + step, vectors - 1)
+            # Once for each element: what is stored may lie over an operand.
+            place = thread + step
             j, i = place % (width // lanes) * lanes, place // (width // lanes)
-            with k.when((row + i < nest.sizes[axis]) & (column + j < nest.sizes[last])):
+            exists = (row + i < nest.sizes[axis]) & (column + j < nest.sizes[last])
+            with k.when(exists if step + THREADS <= vectors else exists & (place < vectors)):
                 at = {**starts, axis: row + i, last: column + j}
                 inner = _TileScope(nest, at, lanes, kept, [(j + lane) * pitch + i for lane in range(lanes)])
                 inner.compute(nest.nodes)

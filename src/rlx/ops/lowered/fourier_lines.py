@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlx.ir.dtype import DType
 from rlx.ir.fft import prime_factors, roots_of_unity
 from rlx.ir.op import NoRule, Op, attribute_type, op
 from rlx.ir.shape import Shape, Size
@@ -30,6 +31,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # Larger prime factors are no radix: their passes would take as long as a sum over all points.
 LARGEST_RADIX = 31
+# Long lines that a block of a GPU has side by side at most: in shared memory a number is left out behind each.
+LINES_OF_BLOCK = 16
 
 _INTERNAL = NoRule("the compiler makes this op, after derivatives and batches are taken; use fft")
 
@@ -41,6 +44,11 @@ class FftStep(Words):
     Whole = "whole"
     Columns = "columns"
     Rows = "rows"
+
+
+def block_points(shared_bytes: int, real: DType) -> int:
+    """Complex points that fit into what a block shares, with what is left out between lines."""
+    return shared_bytes // (2 * real.size_bytes) - LINES_OF_BLOCK
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Some columns of some rows in scratch: what substitution and products with triangular matrices work on.
+"""Some columns of some rows in scratch: what triangular solves, and the products between their blocks, work on.
 
-A block lies as panels of columns, as register tiles of products read them. Each column is computed by itself and in one
-order, wherever it stands in a block, so that results do not depend on how columns are dealt out. Sums are rounded as
-those of other products are: once for each term where a machine has an instruction for that.
+A block lies as panels of columns, packed as register tiles of products read them. Each column is computed by itself and
+in one order, wherever it stands in a block, so that results do not depend on how columns are dealt out. Sums are
+rounded as those of other products are: once for each term where a machine has an instruction for that.
 """
 
 from __future__ import annotations

@@ -43,12 +43,69 @@ class _Block(NamedTuple):
     columns: Value
 
 
+class _Sizes(NamedTuple):
+    """How the positions, channels and outputs of a product over windows are cut, and what a block keeps in scratch."""
+
+    shape: BlockShape
+    columns: int
+    block_rows: int
+    block_places: int
+    seen_rows: int
+    seen_places: int
+    # Taps of a row that lie side by side in what is seen: one product takes them all.
+    joined_taps: int
+    # Channels that are copied and multiplied before the next ones.
+    step: int
+
+    @property
+    def seen(self) -> int:
+        return self.seen_rows * self.seen_places * self.step
+
+    @property
+    def row_of_sums(self) -> int:
+        """A tile may have one position more than there are."""
+        return (self.block_places + 1) * self.columns
+
+    @property
+    def panel(self) -> int:
+        return self.joined_taps * self.step * self.shape.width
+
+    @property
+    def scratch(self) -> int:
+        """Elements of all scratch."""
+        return self.seen + self.block_rows * self.row_of_sums + self.panel
+
+
+def _sizes(site: OpSite) -> _Sizes:
+    op, (x, w), (y,) = site.op, site.inputs, site.outputs
+    assert isinstance(op, WindowMatMul)
+    rows, places = op.result
+    channels, outputs = int(x.shape.dims[3]), int(w.shape.static_dims[0])
+    shape = block_shape(site.machine, compute_dtype(y.shape.dtype), outputs, copies_b=True)
+    columns = min(-(-outputs // shape.width), max(1, COLUMNS // shape.width)) * shape.width
+    # Blocks of equal width, as far as whole tiles allow.
+    in_part = -(-places // -(-places // WIDEST))
+    block_places = min(places, -(-in_part // shape.tile_rows) * shape.tile_rows)
+    block_rows = max(1, min(rows, POSITIONS // block_places))
+    seen_rows, seen_places = (
+        (count - 1) * stride + (taps - 1) * dilation + 1
+        for count, stride, taps, dilation in zip((block_rows, block_places), op.stride, op.window, op.dilation)
+    )
+    joined_taps = op.window[1] if op.dilation[1] == 1 and op.window[1] <= LINES else 1
+    most = max(1, min(SEEN // (seen_rows * seen_places), LINES // joined_taps))
+    step = channels if most >= channels else max(1, most // shape.lanes * shape.lanes)
+    return _Sizes(shape, columns, block_rows, block_places, seen_rows, seen_places, joined_taps, step)
+
+
 def has_tiles(site: OpSite) -> bool:
-    """Whether windows of a site are taken this way: all pixels are there, and sizes are known."""
+    """Whether windows of a site are taken this way: all pixels are there, sizes are known, and scratch holds what the
+    windows of one block see. That of windows with thousands of taps, or taps that far apart, may be too much."""
     assert isinstance(site.op, WindowMatMul)
     shapes = (site.inputs[0].shape, site.outputs[0].shape)
     is_known = all(isinstance(d, int) and d > 0 for shape in shapes for d in shape.dims[1:])
-    return is_known and set(site.op.spread) == {1} and site.machine.holds_windows
+    if not is_known or set(site.op.spread) != {1} or not site.machine.holds_windows:
+        return False
+    return _sizes(site).scratch * compute_dtype(shapes[1].dtype).size_bytes <= site.machine.line_bytes
 
 
 class WindowTiles:
@@ -61,38 +118,19 @@ class WindowTiles:
         (self.x, self.w), (self.y,) = site.inputs, site.outputs
         self.acc = compute_dtype(self.y.shape.dtype)
         _, self.height, self.width, self.channels = (int(d) if isinstance(d, int) else 0 for d in self.x.shape.dims)
-        rows, places = self.op.result
-        outputs = int(self.w.shape.static_dims[0])
-        self.shape: BlockShape = block_shape(self.machine, self.acc, outputs, copies_b=True)
-        width = self.shape.width
-        self.columns = min(-(-outputs // width), max(1, COLUMNS // width)) * width
-        # Blocks of equal width, as far as whole tiles allow.
-        in_part = -(-places // -(-places // WIDEST))
-        tiles = -(-in_part // self.shape.tile_rows)
-        self.block_places = min(places, tiles * self.shape.tile_rows)
-        self.block_rows = max(1, min(rows, POSITIONS // self.block_places))
-        self.seen_rows, self.seen_places = (
-            (count - 1) * stride + (taps - 1) * dilation + 1
-            for count, stride, taps, dilation in zip(
-                (self.block_rows, self.block_places), self.op.stride, self.op.window, self.op.dilation
-            )
-        )
-        pixels, lanes = self.seen_rows * self.seen_places, self.shape.lanes
-        # Taps of a row lie side by side, so that one product takes them all.
-        self.joined_taps = self.op.window[1] if self.op.dilation[1] == 1 else 1
-        most = max(1, min(SEEN // pixels, LINES // self.joined_taps))
-        self.step = self.channels if most >= self.channels else max(1, most // lanes * lanes)
-        self.seen = k.local("seen", self.acc, pixels * self.step)
-        # A tile may have one position more than there are.
-        self.row_of_sums = (self.block_places + 1) * self.columns
+        sizes = _sizes(site)
+        self.shape, self.columns, self.block_rows, self.block_places = sizes[:4]
+        self.seen_rows, self.seen_places, self.joined_taps, self.step = sizes[4:]
+        self.row_of_sums = sizes.row_of_sums
+        self.seen = k.local("seen", self.acc, sizes.seen)
         self.sums = k.local("sums", self.acc, self.block_rows * self.row_of_sums)
         self.zero = k.as_index(0)
         self.lies_in_lines, self.lies_along = (
             isinstance(stride, Const) and stride.literal == 1 for stride in self.w.strides
         )
-        is_panel = self.lies_in_lines and outputs == width and self.step == self.channels
+        is_panel = self.lies_in_lines and self.w.shape.dims[0] == self.shape.width and self.step == self.channels
         is_panel = is_panel and self.w.buffer.dtype is self.acc
-        self.panel = None if is_panel else k.local("panel", self.acc, self.joined_taps * self.step * width)
+        self.panel = None if is_panel else k.local("panel", self.acc, sizes.panel)
 
     def build(self) -> None:
         k, (rows, places) = self.k, self.op.result
