@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.kernels.ir.groups import (
@@ -47,10 +48,58 @@ Require = Callable[[bool, str], None]
 
 def check_group_statement(statement: GroupStatement, buffers: set[Buffer], require: Require) -> None:
     """What holds for one statement by itself; that its operands are defined is checked elsewhere."""
+    rules = _Rules(buffers, require)
+    match statement:
+        case Copy():
+            rules.copy(statement)
+        case Mma():
+            rules.mma(statement)
+        case RowReduce():
+            rules.row_reduce(statement)
+        case Arrive(barrier, count):
+            rules.signal(barrier, (Space.PHASES,), "barrier")
+            require(count >= 0, f"{count} bytes are announced")
+        case AwaitPhases(barrier, phases):
+            rules.signal(barrier, (Space.PHASES,), "barrier")
+            require(phases.type == INDEX, "a number of phases is i64")
+        case AwaitToken(token, running):
+            require(running >= 0, f"{running} operations are not awaited")
+            require(token in buffers and token.space is Space.TOKEN, f"{token.name} is no declared token")
+        case Fill(target):
+            rules.fragment(target)
+        case Assume(condition):
+            require(condition.type == ValueType(DType.BOOL), "what is assumed is a scalar bool")
+        case PairCall():
+            rules.pair_call(statement)
+        case Exchange():
+            rules.exchange(statement)
+        case Peers(before, count, first, value):
+            require(value.type == ValueType(DType.U8), f"peers have the same u8, got {value.type}")
+            counts = before.type == count.type == ValueType(DType.I32)
+            require(counts and first.type == INDEX, "peers are two i32 and an i64")
+        case SubgroupPlace():
+            require(all(v.type == INDEX for v in statement.results()), "places of subgroups are i64")
+        case WaveMma():
+            rules.wave_mma(statement)
+        case WaveStatement():
+            rules.wave_fragments(statement)
+        case Roles(roles):
+            names = [r.name for r in roles]
+            require(len(set(names)) == len(names) > 0, f"roles need different names, got {names}")
+            for role in roles:
+                require(role.copies >= 1 and role.threads >= 1, f"role {role.name} has no threads")
 
-    def region(tile: Region, reads: bool) -> None:
-        buffer = tile.buffer
-        require(buffer in buffers, f"{buffer.name} is not declared")
+
+@dataclass(frozen=True)
+class _Rules:
+    """Operands that several kinds of statements have, and then the kinds with rules of more than a line or two."""
+
+    buffers: set[Buffer]
+    require: Require
+
+    def region(self, tile: Region, reads: bool) -> None:
+        require, buffer = self.require, tile.buffer
+        require(buffer in self.buffers, f"{buffer.name} is not declared")
         require(buffer.space not in (Space.PHASES, Space.TOKEN), f"{buffer.name} is no memory")
         require(buffer.reads if reads else buffer.writes, f"{buffer.name} is {'write' if reads else 'read'} only")
         require(tile.rows >= 1 and tile.cols >= 1, f"a region of {tile.rows}x{tile.cols}")
@@ -64,108 +113,98 @@ def check_group_statement(statement: GroupStatement, buffers: set[Buffer], requi
             width = int(tile.stride.literal) if isinstance(tile.stride, Const) else 0
             require(width > 0 and tile.cols % width == 0, f"{tile.cols} columns of {buffer.name} are no whole slabs")
 
-    def signal(where: Signal, spaces: tuple[Space, ...], what: str) -> None:
-        require(where.buffer in buffers, f"{where.buffer.name} is not declared")
-        require(where.buffer.space in spaces, f"{where.buffer.name} is no {what}")
-        require(where.index.type == INDEX, "the number of a barrier is i64")
+    def signal(self, where: Signal, spaces: tuple[Space, ...], what: str) -> None:
+        self.require(where.buffer in self.buffers, f"{where.buffer.name} is not declared")
+        self.require(where.buffer.space in spaces, f"{where.buffer.name} is no {what}")
+        self.require(where.index.type == INDEX, "the number of a barrier is i64")
 
-    def fragment(buffer: Buffer) -> None:
-        require(buffer in buffers and buffer.space is Space.FRAGMENT, f"{buffer.name} is no declared fragment")
+    def fragment(self, buffer: Buffer) -> None:
+        is_fragment = buffer in self.buffers and buffer.space is Space.FRAGMENT
+        self.require(is_fragment, f"{buffer.name} is no declared fragment")
 
-    match statement:
-        case Copy(target, source, done):
-            region(target, reads=False)
-            region(source, reads=True)
-            require((target.rows, target.cols) == (source.rows, source.cols), "a copy has two regions of one shape")
-            require(target.buffer.dtype is source.buffer.dtype, "a copy has two regions of one type; cast elements")
-            if done is not None:
-                signal(done, (Space.PHASES, Space.TOKEN), "barrier or token")
-                pair = {target.buffer.space, source.buffer.space}
-                require(
-                    pair == {Space.GLOBAL, Space.SHARED}, "asynchronous copies are between global and shared memory"
-                )
-        case Mma(total, a, b, turned, keeps, done, a_turned):
-            fragment(total)
-            region(a, reads=True)
-            region(b, reads=True)
-            depth, width = (b.cols, b.rows) if turned else (b.rows, b.cols)
-            height, along = (a.cols, a.rows) if a_turned else (a.rows, a.cols)
-            shapes = f"{total.rows}x{total.cols} from {height}x{along} and {depth}x{width}"
-            require((total.rows, along, total.cols) == (height, depth, width), f"a product of {shapes}")
-            kinds = {a.buffer.dtype, b.buffer.dtype}
-            require(len(kinds) == 1 or kinds <= BYTE_FLOATS, f"factors are {a.buffer.dtype} and {b.buffer.dtype}")
-            known = kinds <= FLOATS | HALVES | BYTE_FLOATS and total.dtype in FLOATS
-            require(known, f"no product of {a.buffer.dtype} here")
-            require(not a_turned or not a.is_fragment, "a fragment is not transposed")
-            require(b.buffer.space is Space.SHARED, f"the right factor {b.buffer.name} lies in shared memory")
-            require(a.buffer.space in (Space.SHARED, Space.FRAGMENT), f"the left factor {a.buffer.name} does not")
-            require(keeps.type == ValueType(DType.BOOL), "keep is a scalar bool")
-            if done is not None:
-                signal(done, (Space.TOKEN,), "token")
-        case RowReduce(op, target, source):
-            fragment(target)
-            fragment(source)
-            require(op in ("add", "min", "max") and source.dtype in NUMBERS, f"rows cannot be combined by {op}")
-            fits = target.cols == 1 and target.rows == source.rows and target.dtype is source.dtype
-            require(fits, f"{target.name} must be one {source.dtype} column of {source.rows} rows")
-        case Arrive(barrier, count):
-            signal(barrier, (Space.PHASES,), "barrier")
-            require(count >= 0, f"{count} bytes are announced")
-        case AwaitPhases(barrier, phases):
-            signal(barrier, (Space.PHASES,), "barrier")
-            require(phases.type == INDEX, "a number of phases is i64")
-        case Fill(target):
-            fragment(target)
-        case Assume(condition):
-            require(condition.type == ValueType(DType.BOOL), "what is assumed is a scalar bool")
-        case PairCall(fragments):
-            for part in fragments:
-                fragment(part)
-            forms = {(f.rows, f.cols, f.dtype) for f in fragments}
-            require(len(forms) == 1 and fragments[0].cols % 2 == 0, "pairs are of fragments of one even shape")
-            require(not statement.function.arrays, f"{statement.function.name} has memory of its own")
-            known_here = {b.name for b in buffers}
-            for buffer in (p for p in statement.function.params if isinstance(p, Buffer)):
-                require(buffer.name in known_here, f"{buffer.name} of {statement.function.name} is no parameter here")
-        case AwaitToken(token, running):
-            require(running >= 0, f"{running} operations are not awaited")
-            require(token in buffers and token.space is Space.TOKEN, f"{token.name} is no declared token")
-        case Exchange(result, how, value, lane, width):
-            require(how in EXCHANGES, f"unknown exchange {how!r}")
-            require(value.lanes == 1 and result.type == value.type, f"exchange of {value.type} as {result.type}")
-            is_whole = width == OWN_WIDTH or (width >= 1 and width & (width - 1) == 0)
-            require(lane.type == INDEX and is_whole, f"a subgroup of {width} threads")
-            require(width != OWN_WIDTH or how not in ("lane", "xor"), f"exchange {how} needs a width that is known")
-            require(how in ("lane", "xor") or value.dtype in NUMBERS, f"{value.type} cannot be combined")
-        case Peers(before, count, first, value):
-            require(value.type == ValueType(DType.U8), f"peers have the same u8, got {value.type}")
-            counts = before.type == count.type == ValueType(DType.I32)
-            require(counts and first.type == INDEX, "peers are two i32 and an i64")
-        case SubgroupPlace():
-            require(all(v.type == INDEX for v in statement.results()), "places of subgroups are i64")
-        case WaveMma(result, a, b, total, unit):
-            factor, sums = ValueType(a.dtype, unit.factor_lanes), ValueType(DType.F32, unit.sum_lanes)
-            require(a.dtype in HALVES and a.type == b.type == factor, f"a wave's product of {a.type} and {b.type}")
-            require(total.type == result.type == sums, f"a wave's sums are {sums}, got {total.type} to {result.type}")
-        case WaveStatement():
-            side, tile = statement.unit.side, region_of(statement)
-            for part in fragments_of(statement):
-                fragment(part)
-                require((part.rows, part.cols) == (side, side), f"{part.name} is {part.rows}x{part.cols}, not {side}")
-            if tile is not None:
-                region(tile, reads=isinstance(statement, FragmentLoad))
-                require(tile.buffer.space is Space.SHARED, f"{tile.buffer.name} is not shared between threads")
-                require((tile.rows, tile.cols) == (side, side), f"a wave moves {side}x{side}")
-                require(tile.buffer.dtype is fragments_of(statement)[0].dtype, "a wave moves elements of one type")
-            if isinstance(statement, FragmentMma):
-                sum_type, *factors = (f.dtype for f in fragments_of(statement))
-                known = sum_type is DType.F32 and factors[0] is factors[1] and factors[0] in statement.unit.factors
-                require(known, f"no product of {factors[0]} and {factors[1]} in {sum_type} here")
-        case Roles(roles):
-            names = [r.name for r in roles]
-            require(len(set(names)) == len(names) > 0, f"roles need different names, got {names}")
-            for role in roles:
-                require(role.copies >= 1 and role.threads >= 1, f"role {role.name} has no threads")
+    def copy(self, copy: Copy) -> None:
+        require, target, source = self.require, copy.target, copy.source
+        self.region(target, reads=False)
+        self.region(source, reads=True)
+        require((target.rows, target.cols) == (source.rows, source.cols), "a copy has two regions of one shape")
+        require(target.buffer.dtype is source.buffer.dtype, "a copy has two regions of one type; cast elements")
+        if copy.signal is not None:
+            self.signal(copy.signal, (Space.PHASES, Space.TOKEN), "barrier or token")
+            pair = {target.buffer.space, source.buffer.space}
+            require(pair == {Space.GLOBAL, Space.SHARED}, "asynchronous copies are between global and shared memory")
+
+    def mma(self, mma: Mma) -> None:
+        require, total, a, b = self.require, mma.total, mma.a, mma.b
+        self.fragment(total)
+        self.region(a, reads=True)
+        self.region(b, reads=True)
+        depth, width = (b.cols, b.rows) if mma.b_transposed else (b.rows, b.cols)
+        height, along = (a.cols, a.rows) if mma.a_transposed else (a.rows, a.cols)
+        shapes = f"{total.rows}x{total.cols} from {height}x{along} and {depth}x{width}"
+        require((total.rows, along, total.cols) == (height, depth, width), f"a product of {shapes}")
+        kinds = {a.buffer.dtype, b.buffer.dtype}
+        require(len(kinds) == 1 or kinds <= BYTE_FLOATS, f"factors are {a.buffer.dtype} and {b.buffer.dtype}")
+        known = kinds <= FLOATS | HALVES | BYTE_FLOATS and total.dtype in FLOATS
+        require(known, f"no product of {a.buffer.dtype} here")
+        require(not mma.a_transposed or not a.is_fragment, "a fragment is not transposed")
+        require(b.buffer.space is Space.SHARED, f"the right factor {b.buffer.name} lies in shared memory")
+        require(a.buffer.space in (Space.SHARED, Space.FRAGMENT), f"the left factor {a.buffer.name} does not")
+        require(mma.keeps.type == ValueType(DType.BOOL), "keep is a scalar bool")
+        if mma.signal is not None:
+            self.signal(mma.signal, (Space.TOKEN,), "token")
+
+    def row_reduce(self, reduce: RowReduce) -> None:
+        op, target, source = reduce.op, reduce.target, reduce.source
+        self.fragment(target)
+        self.fragment(source)
+        self.require(op in ("add", "min", "max") and source.dtype in NUMBERS, f"rows cannot be combined by {op}")
+        fits = target.cols == 1 and target.rows == source.rows and target.dtype is source.dtype
+        self.require(fits, f"{target.name} must be one {source.dtype} column of {source.rows} rows")
+
+    def pair_call(self, call: PairCall) -> None:
+        fragments, function = call.fragments, call.function
+        for part in fragments:
+            self.fragment(part)
+        forms = {(f.rows, f.cols, f.dtype) for f in fragments}
+        self.require(len(forms) == 1 and fragments[0].cols % 2 == 0, "pairs are of fragments of one even shape")
+        self.require(not function.arrays, f"{function.name} has memory of its own")
+        known_here = {b.name for b in self.buffers}
+        for buffer in (p for p in function.params if isinstance(p, Buffer)):
+            self.require(buffer.name in known_here, f"{buffer.name} of {function.name} is no parameter here")
+
+    def exchange(self, exchange: Exchange) -> None:
+        require, how, value, width = self.require, exchange.how, exchange.value, exchange.width
+        is_same = value.lanes == 1 and exchange.result.type == value.type
+        require(how in EXCHANGES, f"unknown exchange {how!r}")
+        require(is_same, f"exchange of {value.type} as {exchange.result.type}")
+        is_whole = width == OWN_WIDTH or (width >= 1 and width & (width - 1) == 0)
+        require(exchange.lane.type == INDEX and is_whole, f"a subgroup of {width} threads")
+        require(width != OWN_WIDTH or how not in ("lane", "xor"), f"exchange {how} needs a width that is known")
+        require(how in ("lane", "xor") or value.dtype in NUMBERS, f"{value.type} cannot be combined")
+
+    def wave_mma(self, mma: WaveMma) -> None:
+        a, b, unit = mma.a, mma.b, mma.unit
+        factor, sums = ValueType(a.dtype, unit.factor_lanes), ValueType(DType.F32, unit.sum_lanes)
+        self.require(a.dtype in HALVES and a.type == b.type == factor, f"a wave's product of {a.type} and {b.type}")
+        got = f"{mma.total.type} to {mma.result.type}"
+        self.require(mma.total.type == mma.result.type == sums, f"a wave's sums are {sums}, got {got}")
+
+    def wave_fragments(self, statement: WaveStatement) -> None:
+        """A wave fills, moves or multiplies whole fragments, square tiles as large as its unit has them."""
+        require, side, tile = self.require, statement.unit.side, region_of(statement)
+        fragments = fragments_of(statement)
+        for part in fragments:
+            self.fragment(part)
+            require((part.rows, part.cols) == (side, side), f"{part.name} is {part.rows}x{part.cols}, not {side}")
+        if tile is not None:
+            self.region(tile, reads=isinstance(statement, FragmentLoad))
+            require(tile.buffer.space is Space.SHARED, f"{tile.buffer.name} is not shared between threads")
+            require((tile.rows, tile.cols) == (side, side), f"a wave moves {side}x{side}")
+            require(tile.buffer.dtype is fragments[0].dtype, "a wave moves elements of one type")
+        if isinstance(statement, FragmentMma):
+            sum_type, *factors = (f.dtype for f in fragments)
+            known = sum_type is DType.F32 and factors[0] is factors[1] and factors[0] in statement.unit.factors
+            require(known, f"no product of {factors[0]} and {factors[1]} in {sum_type} here")
 
 
 def check_element_access(
