@@ -182,14 +182,14 @@ def test_the_text_for_xla():
 
 
 def test_what_xla_chose_gets_names():
-    assert named_division(MESH, Division((), ()), 2) == NamedSharding(MESH)
+    assert named_division(MESH, Division((), ())) == NamedSharding(MESH)
     for spec in (P("x"), P("y"), P(None, "x"), P(("y", "x")), P("y", "x")):
         sharding = NamedSharding(MESH, spec)
         counts = sharding.counts(2)
         starts = [tuple(s.start for s in i) for i in sharding.indices(counts)]
         numbers = {s: n for n, s in enumerate(sorted(set(starts)))}
-        assert named_division(MESH, Division(tuple(counts), tuple(numbers[s] for s in starts)), 2) == sharding
-    assert named_division(MESH, Division((2, 1), (0, 0, 0, 0, 1, 1, 1, 1)), 2) is None
+        assert named_division(MESH, Division(tuple(counts), tuple(numbers[s] for s in starts))) == sharding
+    assert named_division(MESH, Division((2, 1), (0, 0, 0, 0, 1, 1, 1, 1))) is None
 
 
 def test_a_program_has_one_mesh():

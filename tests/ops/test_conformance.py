@@ -52,10 +52,6 @@ def sample_graph(sample, dtype):
     return graph
 
 
-def as_list(results):
-    return list(results) if isinstance(results, tuple) else [results]
-
-
 def not_contiguous(array):
     """The same values with strides that no op may assume."""
     return np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array

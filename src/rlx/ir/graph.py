@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlx.errors import OpError, RlxError, ShapeError, VerificationError
+from rlx.errors import OpError, RlxError, ShapeError
 from rlx.ir.dim_binding import by_name
 from rlx.ir.dims import Dim, DimConstraint, collect_constraints, require_at_most, require_equal
 from rlx.ir.dtype import DType, DTypeLike
@@ -519,8 +519,3 @@ def _located(error: RlxError) -> RlxError:
     located = type(error)(message)
     located.located = True  # type: ignore[attr-defined]
     return located
-
-
-def check_same_graph(graph: Graph, other: Graph) -> None:
-    if graph is not other:
-        raise VerificationError(f"a value of graph @{other.name} is used in graph @{graph.name}")

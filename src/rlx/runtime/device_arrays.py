@@ -183,11 +183,6 @@ class _Donated(DeviceValue):
         self.wait()
 
 
-def device_of(value: Any) -> str | None:
-    """The device that an array lives on; None for the host, and for what is no array."""
-    return value.device if isinstance(value, DeviceArray) else None
-
-
 def common_device(values: Sequence[Any], what: str) -> str | None:
     """The device of all arrays that live on one; arrays of the host follow them."""
     found = {value.device for value in values if isinstance(value, DeviceArray)}

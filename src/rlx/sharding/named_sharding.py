@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rlx.errors import ShardingError
 from rlx.ir.dims import Dim, require_equal
@@ -115,13 +114,6 @@ class NamedSharding:
 
     def __hash__(self) -> int:
         return hash((self.mesh, self.spec))
-
-
-def as_sharding(value: Any, what: str) -> NamedSharding:
-    """A sharding; an error for anything else."""
-    if not isinstance(value, NamedSharding):
-        raise ShardingError(f"{what}: a NamedSharding is needed, got {value!r}; write NamedSharding(mesh, P('x'))")
-    return value
 
 
 def _number(place: dict[str, int], mesh: Mesh, names: Sequence[str]) -> int:

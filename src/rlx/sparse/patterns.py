@@ -153,11 +153,6 @@ class Pattern:
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(self.indptr.dtype)
         return Transposed(Pattern(frozen(self.rows[order]), frozen(indptr), self.shape[::-1]), order)
 
-    @cached_property
-    def is_symmetric(self) -> bool:
-        """Whether Aᵀ has its entries in the same places."""
-        return self.shape[0] == self.shape[1] and self == self.transposed.pattern
-
     @classmethod
     def from_places(cls, places: Array, shape: tuple[int, int], dtype: Any) -> Pattern:
         """The pattern of ascending, distinct positions in the dense array."""

@@ -23,19 +23,14 @@ class DeviceAttribute(IntEnum):
     COMPUTE_CAPABILITY_MINOR = 76
     MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
     MEMORY_POOLS_SUPPORTED = 115
-    CLUSTER_LAUNCH = 120
 
 
 class FunctionAttribute(IntEnum):
     MAX_THREADS_PER_BLOCK = 0
     SHARED_SIZE_BYTES = 1
-    CONST_SIZE_BYTES = 2
     LOCAL_SIZE_BYTES = 3
     NUM_REGS = 4
-    PTX_VERSION = 5
-    BINARY_VERSION = 6
     MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-    NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 
 
 class JitOption(IntEnum):
@@ -44,7 +39,6 @@ class JitOption(IntEnum):
     INFO_LOG_BUFFER_SIZE_BYTES = 4
     ERROR_LOG_BUFFER = 5
     ERROR_LOG_BUFFER_SIZE_BYTES = 6
-    OPTIMIZATION_LEVEL = 7
     LOG_VERBOSE = 12
 
 
@@ -56,7 +50,6 @@ class LaunchAttributeId(IntEnum):
 
 class PoolAttribute(IntEnum):
     RELEASE_THRESHOLD = 4
-    RESERVED_MEM_CURRENT = 5
     USED_MEM_CURRENT = 7
     USED_MEM_HIGH = 8
 

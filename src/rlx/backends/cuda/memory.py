@@ -142,10 +142,6 @@ class Pool:
         """What was used at most since the process began."""
         return self._attribute(PoolAttribute.USED_MEM_HIGH)
 
-    @property
-    def reserved_bytes(self) -> int:
-        return self._attribute(PoolAttribute.RESERVED_MEM_CURRENT)
-
     def _attribute(self, which: PoolAttribute) -> int:
         value = c_uint64()
         self._driver.cuMemPoolGetAttribute(self.handle, int(which), ctypes.addressof(value))

@@ -109,10 +109,6 @@ class Client:
         return str(self._client.platform)
 
     @property
-    def device_names(self) -> list[str]:
-        return [str(device.device_kind) for device in self._devices]
-
-    @property
     def mesh_devices(self) -> list[MeshDevice]:
         """The devices of all processes, in the order of their numbers."""
         found = sorted(self._by_id.items())

@@ -118,21 +118,19 @@ class DividedPrograms:
         while True:
             module = module_of(made, donated, placement)
             program = self._space.client.compile_divided(module.text, mesh, graph.name)
-            results = self._chosen(placement, program, made)
+            results = self._chosen(placement, program)
             if None not in results:
                 return DividedProgram(program, placement._replace(results=results), module.failures, graph)
             # What XLA has chosen for them has no name here: such results go to all devices.
             asked = (r if r is not None else NamedSharding(mesh) for r in results)
             placement = placement._replace(results=tuple(asked))
 
-    def _chosen(self, placement: Placement, program: LoadedProgram, graph: Graph) -> tuple[NamedSharding | None, ...]:
+    def _chosen(self, placement: Placement, program: LoadedProgram) -> tuple[NamedSharding | None, ...]:
         """The shardings of all results; None where XLA's choice has no name."""
         if placement.mesh.size == 1:
             # XLA divides nothing, and says nothing of it either.
             return tuple(known or NamedSharding(placement.mesh) for known in placement.results)
         divisions = program.result_divisions()
-        found = []
-        for number, known in enumerate(placement.results):
-            rank = graph.shape(graph.outputs[number]).rank
-            found.append(known or named_division(placement.mesh, divisions[number], rank))
-        return tuple(found)
+        return tuple(
+            known or named_division(placement.mesh, divisions[number]) for number, known in enumerate(placement.results)
+        )

@@ -59,7 +59,7 @@ def has_rule(op: Op, types: Sequence[Shape]) -> bool:
         case Binary():
             return rules_pointwise.has_binary(op)
         case Activation():
-            return rules_pointwise.has_activation(op, types[0].dtype)
+            return rules_pointwise.has_activation(op)
         case Conv():
             return not is_by_channel(op, types)
         case Reduce(kind=kind) | ReduceWindow(kind=kind):

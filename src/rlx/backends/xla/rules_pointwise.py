@@ -180,7 +180,7 @@ def _make_complex(e: Emitter, op: MakeComplex, operands: list[Value], kinds: Kin
     return e.block.op("complex", e.block.together(*operands), kinds[0])
 
 
-def has_activation(op: Activation, dtype: DType) -> bool:
+def has_activation(op: Activation) -> bool:
     # XLA's complex functions beside these are not those of C.
     return op.kind.value in _UNARY or op.kind.value == "trunc"
 

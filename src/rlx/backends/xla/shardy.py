@@ -99,7 +99,7 @@ def _sharding_of(graph: Graph, number: int) -> NamedSharding | None:
     return op.sharding if isinstance(op, ShardingConstraint) and not op.sharding.is_open else None
 
 
-def named_division(mesh: Mesh, division: Division, rank: int) -> NamedSharding | None:
+def named_division(mesh: Mesh, division: Division) -> NamedSharding | None:
     """How XLA has divided an array, in the names of a mesh; None if names cannot say it."""
     if not division.counts:
         return NamedSharding(mesh, PartitionSpec())

@@ -220,7 +220,7 @@ class EpilogueForm(NamedTuple):
     reads: list[MatrixLayout]
 
 
-def epilogue_form(graph: Graph, form: ProductForm, head: Node, points: KernelPoints) -> EpilogueForm | None:
+def epilogue_form(form: ProductForm, head: Node, points: KernelPoints) -> EpilogueForm | None:
     """How an epilogue reads the product and what is beside it; None if no kernel can.
 
     The nest of the epilogue visits the elements of the product, or of a part of its columns, in their order, so that

@@ -77,9 +77,9 @@ def expand_kernel(
         def weights(place: Value) -> list[Value]:
             record = place // RECORD
             if pitch == k:
-                return decoded_chunk(b, codes, base, lane, record, chunk % _CHUNKS)
+                return decoded_chunk(codes, base, lane, record, chunk % _CHUNKS)
             # Behind the last record are zeros.
-            found = decoded_chunk(b, codes, base, lane, b.min(record, records - 1), chunk % _CHUNKS)
+            found = decoded_chunk(codes, base, lane, b.min(record, records - 1), chunk % _CHUNKS)
             return [b.select(record < records, w, 0.0) for w in found]
 
         def store(place: Value, values: list[Value]) -> None:
@@ -122,7 +122,7 @@ def split_kernel(name: str, k: int) -> Kernel:
     return b.build()
 
 
-def decoded_chunk(b: KernelBuilder, codes: Codes, base: Value, lane: Value, record: Value, chunk: Value) -> list[Value]:
+def decoded_chunk(codes: Codes, base: Value, lane: Value, record: Value, chunk: Value) -> list[Value]:
     """Neighbours along K, as f32: step·(code - bias) + minimum, as `unpack_rows` says it."""
     layout = codes.layout
     place, heads = codes.place(base, record), codes.heads(base, lane, record)

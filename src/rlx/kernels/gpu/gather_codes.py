@@ -33,7 +33,7 @@ def gather_codes_kernel(site: OpSite) -> Kernel:
             row = clipped_id(k, k.load(ids.buffer, place), op.n)
             base, lane = row // PANEL_ROWS * layout.panel_bytes(op.k), row % PANEL_ROWS
             per_record = RECORD // CHUNK
-            weights = decoded_chunk(k, codes, base, lane, chunk // per_record, chunk % per_record)
+            weights = decoded_chunk(codes, base, lane, chunk // per_record, chunk % per_record)
             for i, weight in enumerate(weights):
                 k.store(y.buffer, number * CHUNK + i, weight)
     return k.build()

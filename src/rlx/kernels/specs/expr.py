@@ -130,11 +130,6 @@ def uniform_nodes(roots: Sequence[Expr]) -> list[Expr]:
     return [node for node, is_uniform in uniform.items() if is_uniform and node.args]
 
 
-def instruction_count(roots: Sequence[Expr]) -> int:
-    """About how many statements the lowering appends: one for simple ops, some thirty for a math function."""
-    return sum(1 if is_simple(node) else 30 for node in topological(roots) if node.args)
-
-
 def is_simple(node: Expr) -> bool:
     """Whether a node is one instruction or so, or none."""
     return not node.args or node.op in _SIMPLE

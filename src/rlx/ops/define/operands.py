@@ -18,7 +18,6 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape
 from rlx.ir.tensor import Tensor, building, constant_data, current_scope, emit, is_python_scalar, lift, target_graph
 
-_CATEGORY = {bool: 0, int: 1, float: 2, complex: 3}
 # Python's own types, by category; the dtypes of the last two are settings.
 _PYTHON_TYPES = (bool, int, float, complex)
 
