@@ -10,7 +10,7 @@ behind it ever waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -242,19 +242,67 @@ def _joined(clocks: int) -> Clocks:
     return times
 
 
-def _frame(
-    operand: Value,
-    out: Value,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: Pads,
-    dilation: tuple[int, int],
-    groups: int,
-    passes: int,
-    schedule: LayerSchedule,
-) -> dict[str, int]:
-    """Parameters of rlx_frame for windows over an image; a row of codes is an image of one place."""
-    (height, width, channels), (rows, columns) = operand.dims, out.dims[:2]
+@dataclass(frozen=True)
+class _Windows:
+    """What a product or a pool goes over: windows of an image; a row of codes is an image of one place."""
+
+    image: Value
+    out: Value
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: Pads = ((0, 0), (0, 0))
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    @staticmethod
+    def of(step: Product, x: Value) -> _Windows:
+        if isinstance(step, Conv2d):
+            return _Windows(x, step.out, step.kernel, step.stride, step.padding, step.dilation, step.groups)
+        return _Windows(Value(x.name, (1, 1, x.size)), Value(step.name, (1, 1, step.channels)))
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """The sums that are formed at a time: `count` of the channels of a group in each pass."""
+
+    count: int
+    channels: int
+    systolic: bool
+
+    @staticmethod
+    def of(step: Product, groups: int, schedule: LayerSchedule) -> _Lanes:
+        channels = step.channels // groups
+        count = min(schedule.lanes, channels)
+        return _Lanes(count, channels, schedule.systolic and count > 1 and not isinstance(step, Conv2d))
+
+    @property
+    def passes(self) -> int:
+        return -(-self.channels // self.count)
+
+    @property
+    def last(self) -> int:
+        """How many lanes have a channel in the last pass."""
+        return self.channels - (self.passes - 1) * self.count
+
+    @property
+    def behind(self) -> int:
+        """By how many clocks the last lane of an array begins and ends after the first."""
+        return self.count - 1 if self.systolic else 0
+
+    def windows(self, windows: _Windows) -> _Windows:
+        """What is read for all lanes: that of an array reaches beyond the frame, until its last lane has ended."""
+        if not self.systolic:
+            return windows
+        image, size = windows.image, windows.image.size
+        kernel, padding = (1, size + self.behind), ((0, 0), (0, self.behind))
+        return replace(windows, image=Value(image.name, (1, size, 1)), kernel=kernel, padding=padding)
+
+
+def _frame(windows: _Windows, passes: int, schedule: LayerSchedule) -> dict[str, int]:
+    """Parameters of rlx_frame."""
+    operand, kernel, groups = windows.image, windows.kernel, windows.groups
+    stride, padding, dilation = windows.stride, windows.padding, windows.dilation
+    (height, width, channels), (rows, columns) = operand.dims, windows.out.dims[:2]
     (kh, kw), kc = kernel, channels // groups
     row, place = width * channels, channels
     across = dilation[1] * place
@@ -297,23 +345,10 @@ def _frame(
 
 
 def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSchedule) -> Layer:
-    codes = step.weights.codes.astype(np.int64)
-    if isinstance(step, Conv2d):
-        image, out, groups = x, step.out, step.groups
-        geometry = (step.kernel, step.stride, step.padding, step.dilation)
-    else:
-        image, out, groups = Value(x.name, (1, 1, x.size)), Value(step.name, (1, 1, step.channels)), 1
-        geometry = ((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
-    per_group = step.channels // groups
-    lanes = min(schedule.lanes, per_group)
-    systolic = schedule.systolic and lanes > 1 and not isinstance(step, Conv2d)
-    if systolic:
-        # The last lane begins and ends `lanes - 1` clocks after the first: the window reaches beyond the frame.
-        image = Value(x.name, (1, x.size, 1))
-        geometry = ((1, x.size + lanes - 1), (1, 1), ((0, 0), (0, lanes - 1)), (1, 1))
-    passes = -(-per_group // lanes)
-    difference = known.moved(-x.zero_point)
-    on_the_way, sums = sums_of(step, difference)
+    whole = _Windows.of(step, x)
+    lanes = _Lanes.of(step, whole.groups, schedule)
+    windows = lanes.windows(whole)
+    on_the_way, sums = sums_of(step, known.moved(-x.zero_point))
     in_bits, out_bits = bits_of(x, known), bits_of(step.out, known)
     difference_bits = in_bits + (x.zero_point != 0)
     acc_bits = max(on_the_way.bits, difference_bits + step.weights.bits + 1)
@@ -329,22 +364,21 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         dsp=schedule.requantize_dsp,
         sum_bits=max(sums.bits, acc_bits + 1, bias_bits + 1),
     )
-    rows = codes.reshape(groups, per_group, -1)
-    weights = _weight_table(_skewed(rows, lanes) if systolic else rows, lanes, step.weights.bits)
-    channels = _channel_table(step, made, bias_bits)
-    files = {f"{name}_weights.hex": weights, f"{name}_channels.hex": channels}
-    taps = codes[0].size + (lanes - 1 if systolic else 0)
+    codes = step.weights.codes.astype(np.int64).reshape(whole.groups, lanes.channels, -1)
+    taps = codes.shape[-1] + lanes.behind
     # Lanes of an array keep their codes, so that what comes in cannot be 0 where there is no tap.
-    sums_in_dsp = schedule.dsp and not systolic and acc_bits <= _DSP_SUM_BITS and taps >= _TAPS_OF_DSP_SUMS
+    sums_in_dsp = schedule.dsp and not lanes.systolic and acc_bits <= _DSP_SUM_BITS and taps >= _TAPS_OF_DSP_SUMS
+    weights = _weight_table(_skewed(codes, lanes.count) if lanes.systolic else codes, lanes.count, step.weights.bits)
+    channels = _channel_table(step, made, bias_bits)
     parameters: dict[str, int | str] = {
         "IN_BITS": in_bits,
         "IN_ZERO_POINT": x.zero_point,
         "DIFFERENCE_BITS": difference_bits,
-        **_frame(image, out, *geometry, groups, passes, schedule),
-        "LANES": lanes,
-        "LAST_LANES": per_group - (passes - 1) * lanes,
-        "LANE_BITS": index_bits(lanes + 1),
-        "SYSTOLIC": int(systolic),
+        **_frame(windows, lanes.passes, schedule),
+        "LANES": lanes.count,
+        "LAST_LANES": lanes.last,
+        "LANE_BITS": index_bits(lanes.count + 1),
+        "SYSTOLIC": int(lanes.systolic),
         "SUMS_IN_DSP": int(sums_in_dsp),
         "WEIGHT_BITS": step.weights.bits,
         "WEIGHT_WORDS": len(weights.words),
@@ -363,8 +397,8 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         "DSP": int(schedule.dsp),
         "REQUANTIZE_DSP": int(schedule.requantize_dsp),
     }
-    positions = out.dims[0] * out.dims[1]
-    in_pass = [lanes] * (passes - 1) + [per_group - (passes - 1) * lanes]
+    rows, columns = whole.out.dims[:2]
+    in_passes = ([lanes.count] * (lanes.passes - 1) + [lanes.last]) * (rows * columns * whole.groups)
     return Layer(
         name,
         type(step).__name__,
@@ -373,13 +407,11 @@ def _product(step: Product, name: str, x: Value, known: Range, schedule: LayerSc
         step.inputs,
         step.out,
         out_bits,
-        lambda times: product_clocks(
-            int(times[0][-1]), taps, made, in_pass * (positions * groups), gap=int(sums_in_dsp)
-        ),
-        files,
+        lambda times: product_clocks(int(times[0][-1]), taps, made, in_passes, gap=int(sums_in_dsp)),
+        {f"{name}_weights.hex": weights, f"{name}_channels.hex": channels},
         macs=step.macs,
-        lanes=lanes,
-        drain=_TAP_TO_SUM + (in_pass[-1] - 1) * made.interval + made.digits + _SUM_TO_CODE - int(sums_in_dsp),
+        lanes=lanes.count,
+        drain=_TAP_TO_SUM + (lanes.last - 1) * made.interval + made.digits + _SUM_TO_CODE - int(sums_in_dsp),
     )
 
 
@@ -445,9 +477,10 @@ def product_clocks(loaded: int, taps: int, made: Requantizer, sums: Sequence[int
 def _pool(step: MaxPool | MeanPool, name: str, x: Value, known: Range, schedule: LayerSchedule) -> Layer:
     bits, count, mean = bits_of(x, known), step.kernel[0] * step.kernel[1], isinstance(step, MeanPool)
     # A channel is a group of its own.
+    windows = _Windows(x, step.out, step.kernel, step.stride, step.padding, groups=x.dims[2])
     parameters: dict[str, int | str] = {
         "BITS": bits,
-        **_frame(x, step.out, step.kernel, step.stride, step.padding, (1, 1), x.dims[2], 1, schedule),
+        **_frame(windows, 1, schedule),
         "MEAN": int(mean),
     }
     if mean:
