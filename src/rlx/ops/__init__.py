@@ -28,6 +28,7 @@ from rlx.ops.pointwise.unary import *
 from rlx.ops.reduction.cumulative import *
 from rlx.ops.reduction.reductions import *
 from rlx.ops.reduction.sort import *
+from rlx.ops.shape.axis_indexing import *
 from rlx.ops.shape.creation import *
 from rlx.ops.shape.dynamic_slices import *
 from rlx.ops.shape.indexing import *

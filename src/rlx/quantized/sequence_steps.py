@@ -20,7 +20,7 @@ from rlx.ops.pointwise.arithmetic import clamp, div, le, lt, minimum, shift_left
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import sqrt
 from rlx.ops.reduction.reductions import reduce_max, reduce_sum, softmax
-from rlx.ops.shape.indexing import gather
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.movement import reshape, transpose
 from rlx.quantized.steps import Step
 from rlx.quantized.values import ACTIVATIONS, Array, Multipliers, Value, limits

@@ -13,7 +13,7 @@ from rlx.ops.define.rounding import round_half_away
 from rlx.ops.pointwise.arithmetic import clamp, div, shift_right
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.reduction.reductions import reduce_max, reduce_sum, softmax
-from rlx.ops.shape.indexing import gather
+from rlx.ops.shape.axis_indexing import gather
 from rlx.quantized.steps import Step
 from rlx.quantized.values import ACTIVATIONS, Array, Value
 

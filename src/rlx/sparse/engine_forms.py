@@ -14,8 +14,8 @@ from rlx.ops.pointwise.arithmetic import ge, lt, maximum, minimum, or_, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.reduction.reductions import reduce_sum
 from rlx.ops.reduction.sort import Sort, searchsorted
+from rlx.ops.shape.axis_indexing import ScatterAdd, gather
 from rlx.ops.shape.creation import iota
-from rlx.ops.shape.indexing import ScatterAdd, gather
 from rlx.ops.shape.movement import reshaped
 from rlx.sparse.ops_masked import CsrTranspose
 from rlx.sparse.ops_products import CsrMatMul, CsrRowIds, CsrSampledProduct, CsrTransposedMatMul

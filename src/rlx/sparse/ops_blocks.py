@@ -13,8 +13,8 @@ from rlx.ir.shape import Shape
 from rlx.ops.define.operands import require_rank, same_graph
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.contraction import matmul
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.creation import iota, ones
-from rlx.ops.shape.indexing import gather
 from rlx.ops.shape.movement import reshaped
 from rlx.sparse.ops_products import (
     COMPLEX,

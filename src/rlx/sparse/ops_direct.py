@@ -17,7 +17,7 @@ from rlx.ops.define.operands import require_rank
 from rlx.ops.define.rules import zeros_like
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.contraction import conjugated
-from rlx.ops.shape.indexing import gather
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.movement import moveaxis, reshaped
 from rlx.sparse.direct import solved
 from rlx.sparse.ops_products import (

@@ -21,8 +21,8 @@ from rlx.ops.define.operands import require_rank
 from rlx.ops.define.rules import zeros_like
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.linalg.contraction import conjugated
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.creation import dim_value
-from rlx.ops.shape.indexing import gather
 from rlx.sparse import iterations
 from rlx.sparse.ops_masked import CsrTranspose
 from rlx.sparse.ops_products import (

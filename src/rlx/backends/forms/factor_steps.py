@@ -296,7 +296,7 @@ def orthogonal_rows(op: Op, *operands: Any) -> Form:
         rounds = len(seats)
 
         def rotated(whole: Any, worst: Any, order: Any, home: Any, _: Any) -> Any:
-            from rlx.ops.shape.indexing import gather
+            from rlx.ops.shape.axis_indexing import gather
 
             seated = gather(whole, order, whole.ndim - 2, "clip")
             x, y = narrow(seated, -2, 0, half), narrow(seated, -2, half, half)

@@ -15,7 +15,7 @@ from rlx.ops.pointwise.arithmetic import and_, maximum, or_, shift_left, shift_r
 from rlx.ops.pointwise.bits import bitcast, viewed
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.quant.quantized_weights import DequantMoEWeights
-from rlx.ops.shape.indexing import gather
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.movement import concat, expand_dims, narrow, reshape, swapaxes
 from rlx.quant.decode import FP4_VALUES, IQ4_VALUES
 

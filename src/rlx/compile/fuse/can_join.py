@@ -20,8 +20,9 @@ from rlx.compile.fuse.signature import FormKeys
 from rlx.ir.dims import product
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.kernel_kind import MAP, PARTS
+from rlx.ops.shape.axis_indexing import Gather
 from rlx.ops.shape.creation import Iota
-from rlx.ops.shape.indexing import Gather, GatherNd
+from rlx.ops.shape.indexing import GatherNd
 
 # Larger kernels spill registers and compile slowly, and save no more memory traffic.
 MAX_NODES = 128

@@ -29,7 +29,7 @@ from rlx.ir.leaves import Project
 from rlx.ir.lir import LirKernel
 from rlx.ir.shape import normalize_axis
 from rlx.ops.pointwise.conversion import Cast
-from rlx.ops.shape.indexing import Gather
+from rlx.ops.shape.axis_indexing import Gather
 from rlx.ops.shape.movement import Concat, Reshape
 
 # The kinds of groups that take in others.

@@ -29,7 +29,8 @@ from rlx.compile.fuse.index_maps import (
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.shape import Dims, Size, normalize_axes, normalize_axis
 from rlx.ops.reduction.reductions import Reduce
-from rlx.ops.shape.indexing import Gather, GatherNd, ScatterNd
+from rlx.ops.shape.axis_indexing import Gather
+from rlx.ops.shape.indexing import GatherNd, ScatterNd
 
 # A view may ask for an axis to be split; nests of real programs have a handful of axes.
 MAX_SPLITS = 8

@@ -16,8 +16,9 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, VIEW
 from rlx.ir.leaves import Constant
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
+from rlx.ops.shape.axis_indexing import Gather
 from rlx.ops.shape.creation import DimValue, Iota
-from rlx.ops.shape.indexing import Gather, GatherNd
+from rlx.ops.shape.indexing import GatherNd
 from rlx.ops.shape.movement import Concat
 
 # Ops that cost about as much as the load that they replace.

@@ -59,9 +59,10 @@ from rlx.ops.pointwise.unary import (
 from rlx.ops.reduction.cumulative import Cumsum, CumsumBackward, Cumulative, CumulativeOp
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
 from rlx.ops.reduction.window_reductions import ReduceWindow
+from rlx.ops.shape.axis_indexing import Gather, GatherBackward, ScatterAdd
 from rlx.ops.shape.creation import zeros_like
 from rlx.ops.shape.dynamic_slices import DynamicSlice, DynamicUpdateSlice
-from rlx.ops.shape.indexing import Gather, GatherBackward, GatherNd, ScatterAdd, ScatterKind, ScatterNd
+from rlx.ops.shape.indexing import GatherNd, ScatterKind, ScatterNd
 from rlx.ops.shape.movement import Concat, Expand, Narrow, Pad, Reshape, Reverse, Slice, Transpose, expand
 
 # Whatever the op says of itself: a Fourier transform is linear, but of real numbers it makes complex ones.

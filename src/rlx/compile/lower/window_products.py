@@ -27,7 +27,7 @@ from rlx.ops.nn.convolution import Conv
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardInput, Conv2dBackwardWeight
 from rlx.ops.pointwise.arithmetic import where
 from rlx.ops.reduction.reductions import reduce_sum
-from rlx.ops.shape.indexing import gather
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.movement import expand, narrow, pad, reshape, reverse, slice_, swapaxes, transpose
 
 _TYPES = (DType.BF16, DType.F16)

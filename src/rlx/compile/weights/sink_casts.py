@@ -18,7 +18,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.rewrite.rebuild import rebuild
 from rlx.ir.tensor import Tensor
 from rlx.ops.pointwise.conversion import Cast
-from rlx.ops.shape.indexing import Gather
+from rlx.ops.shape.axis_indexing import Gather
 from rlx.ops.shape.movement import Concat, Narrow, Reshape, Reverse, Slice, Transpose
 
 _MOVES = (Concat, Narrow, Reshape, Reverse, Slice, Transpose)

@@ -27,8 +27,9 @@ from rlx.ops.pointwise.bits import Bitcast, BitUnary, Predicate
 from rlx.ops.pointwise.conversion import Cast
 from rlx.ops.pointwise.unary import Activation, StopGradient
 from rlx.ops.reduction.reductions import Reduce
+from rlx.ops.shape.axis_indexing import Gather
 from rlx.ops.shape.creation import DimValue, Iota
-from rlx.ops.shape.indexing import Gather, GatherNd, IndexMode, ScatterNd
+from rlx.ops.shape.indexing import GatherNd, IndexMode, ScatterNd
 
 _POINTWISE = (Activation, Binary, Compare, Where, Cast, BitUnary, Predicate, Bitcast, StopGradient)
 

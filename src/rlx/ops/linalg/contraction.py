@@ -316,19 +316,19 @@ class GroupedMatMul(Op):
             return np.einsum("mk,mkn->mn", x.astype(wide), chosen).astype(x.dtype)
 
     def decompose(self, x: Tensor, w: Tensor, idx: Tensor) -> Any:
-        from rlx.ops.shape.indexing import gather
+        from rlx.ops.shape.axis_indexing import gather
 
         return squeeze(matmul(expand_dims(x, 1), gather(w, idx)), 1)
 
     def vjp(self, ct: Tensor, y: Tensor, x: Tensor, w: Tensor, idx: Tensor) -> Any:
-        from rlx.ops.shape.indexing import Gather
+        from rlx.ops.shape.axis_indexing import Gather
 
         outer_products = mul(expand_dims(conjugated(x), 2), expand_dims(ct, 1))
         w_ct, _ = Gather(0).vjp(outer_products, None, w, idx)
         return GroupedMatMul()(ct, adjoint(w), idx), w_ct, None
 
     def batch(self, size: Size, operands: tuple[Tensor, ...], batched: tuple[bool, ...]) -> Any:
-        from rlx.ops.shape.indexing import Gather
+        from rlx.ops.shape.axis_indexing import Gather
 
         x, w, idx = operands
         if batched[1]:

@@ -13,7 +13,8 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Dims, Shape, Size, conv_spatial_output
 from rlx.ops.define.operands import same_graph
-from rlx.ops.shape.indexing import Gather, GatherBackward, IndexMode
+from rlx.ops.shape.axis_indexing import Gather, GatherBackward
+from rlx.ops.shape.indexing import IndexMode
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = tuple[int, ...]

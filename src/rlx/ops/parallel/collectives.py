@@ -36,8 +36,8 @@ from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 from rlx.ops.parallel.named_axes import axis_size, named_axis
 from rlx.ops.pointwise.arithmetic import eq, where
 from rlx.ops.reduction.reductions import reduce, reduce_sum
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.creation import iota
-from rlx.ops.shape.indexing import gather
 from rlx.ops.shape.movement import broadcast_to, expand_dims, moveaxis, reshape, swapaxes
 
 __all__ = [

@@ -12,7 +12,8 @@ from rlx.ir.op import NoRule, Op, op
 from rlx.ir.shape import Dims, Shape, Size
 from rlx.ops.define.samples import Sample, sample, spec
 from rlx.ops.quant.quantized_weights import DequantMoEWeights
-from rlx.ops.shape.indexing import clipped_ids, gather, require_ids
+from rlx.ops.shape.axis_indexing import gather
+from rlx.ops.shape.indexing import clipped_ids, require_ids
 from rlx.ops.shape.movement import reshape, transpose
 from rlx.quant.schemes import QuantScheme, dequantize_blocks
 

@@ -32,7 +32,8 @@ from rlx.ops.pointwise.bits import bitcast
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import neg
 from rlx.ops.reduction.reductions import reduce_sum
-from rlx.ops.shape.indexing import clipped_ids, gather, require_ids
+from rlx.ops.shape.axis_indexing import gather
+from rlx.ops.shape.indexing import clipped_ids, require_ids
 from rlx.ops.shape.movement import expand, expand_dims, flatten, narrow, pad, reshape, swapaxes, transpose
 from rlx.quant.nvfp4 import FP4_E2M1_LUT, fp8_e4m3_scale_to_f32
 from rlx.quant.schemes import QuantKind, QuantScheme, dequantize_matrix

@@ -52,8 +52,8 @@ from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import cos, erf, erf_inv, log, neg, sqrt, stop_gradient
 from rlx.ops.reduction.reductions import argmax
 from rlx.ops.reduction.sort import argsort
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.creation import dim_value, iota
-from rlx.ops.shape.indexing import gather
 from rlx.ops.shape.movement import expand_dims, narrow, reshape, reshaped, squeeze, stack
 from rlx.ops.shape.selection import take_along_axis
 

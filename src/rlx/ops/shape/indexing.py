@@ -6,7 +6,8 @@ outside of an operand.
 
 An op whose ids must be valid says so by `index_operands`; see `rlx.ir.index_checks` for when they are checked.
 
-`selection` builds take, one_hot, nonzero, ... on these ops, `subscript` x[...] and x.at[...].
+`axis_indexing` has the forms for rows along one axis; `selection` builds take, one_hot, nonzero, ... on these ops,
+`subscript` x[...] and x.at[...].
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rlx.errors import OpError
 from rlx.ir.dims import product, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, attribute_type, op
-from rlx.ir.shape import Dims, Shape, Size, gather_shape, normalize_axes, normalize_axis
+from rlx.ir.shape import Dims, Shape, Size, normalize_axes
 from rlx.ir.tensor import Tensor
 from rlx.ir.words import Words
 from rlx.ops.define.operands import convert, dims_of, dtype_of, require_dtype, require_same_dtype, same_graph
@@ -30,22 +31,9 @@ from rlx.ops.linalg.contraction import conjugated
 from rlx.ops.pointwise.arithmetic import and_, div, eq, maximum, where
 from rlx.ops.pointwise.conversion import convert_array
 from rlx.ops.shape.creation import iota, ones_like, zeros
-from rlx.ops.shape.movement import expand_dims, moveaxis, reshape, reshaped
+from rlx.ops.shape.movement import moveaxis, reshape, reshaped
 
-__all__ = [
-    "Gather",
-    "GatherBackward",
-    "GatherNd",
-    "IndexMode",
-    "ScatterAdd",
-    "ScatterKind",
-    "ScatterNd",
-    "gather",
-    "gather_backward",
-    "gather_nd",
-    "scatter_add",
-    "scatter_nd",
-]
+__all__ = ["GatherNd", "IndexMode", "ScatterKind", "ScatterNd", "gather_nd", "scatter_nd"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -68,15 +56,15 @@ class IndexMode(Words):
         return {"promise_in_bounds": "checked"}
 
 
-_READ_MODES = (IndexMode.Checked, IndexMode.Clip, IndexMode.Fill)
-_WRITE_MODES = (IndexMode.Checked, IndexMode.Clip, IndexMode.Drop)
+READ_MODES = (IndexMode.Checked, IndexMode.Clip, IndexMode.Fill)
+WRITE_MODES = (IndexMode.Checked, IndexMode.Clip, IndexMode.Drop)
 # Computed ids that a checked read clips, and a checked write drops, must meet the same fate in the other direction.
-_WRITE_WHERE_READ = {
+WRITE_WHERE_READ = {
     IndexMode.Checked: IndexMode.Clip,
     IndexMode.Clip: IndexMode.Clip,
     IndexMode.Fill: IndexMode.Drop,
 }
-_READ_WHERE_WRITTEN = {
+READ_WHERE_WRITTEN = {
     IndexMode.Checked: IndexMode.Fill,
     IndexMode.Clip: IndexMode.Clip,
     IndexMode.Drop: IndexMode.Fill,
@@ -92,6 +80,10 @@ class ScatterKind(Words):
     Mul = "mul"
     Max = "max"
     Min = "min"
+
+
+def require_sums(op: Op, x: Shape) -> None:
+    require_dtype(op, x.dtype is not DType.BOOL and not x.dtype.is_storage, "numeric", x)
 
 
 def require_ids(op: Op, ids: Shape) -> None:
@@ -111,79 +103,9 @@ def clipped_ids(ids: Array, size: int) -> Array:
     return resolve_ids(ids, size)[0]
 
 
-def _require_mode(op: Op, mode: IndexMode, accepted: tuple[IndexMode, ...]) -> None:
+def require_mode(op: Op, mode: IndexMode, accepted: tuple[IndexMode, ...]) -> None:
     if mode not in accepted:
         raise op.fail(f"mode must be one of {', '.join(accepted)}, got {mode}")
-
-
-@op("gather")
-class Gather(Op):
-    """NumPy's take: y[a.., i.., b..] = table[a.., idx[i..], b..], the ids in place of `axis`."""
-
-    precision_class = "data_movement"
-
-    linear_in = (0,)
-
-    axis: int
-    mode: IndexMode = IndexMode.Checked
-
-    def check(self) -> None:
-        _require_mode(self, self.mode, _READ_MODES)
-
-    def infer(self, table: Shape, idx: Shape) -> Shape:
-        require_ids(self, idx)
-        return gather_shape(table, idx, self.axis)
-
-    def index_operands(self, table: Shape, idx: Shape) -> dict[int, Dims]:
-        return {1: (table.dims[self.axis],)} if self.mode is IndexMode.Checked else {}
-
-    def eval(self, table: Array, idx: Array) -> Array:
-        axis = normalize_axis(self.axis, table.ndim, "gather")
-        positions, valid = resolve_ids(idx, table.shape[axis])
-        dims = (*table.shape[:axis], *idx.shape, *table.shape[axis + 1 :])
-        if table.shape[axis] == 0:
-            return np.zeros(dims, table.dtype)
-        result = np.take(table, positions, axis).reshape(dims)
-        if self.mode is not IndexMode.Fill:
-            return result
-        kept = valid.reshape((*idx.shape, *(1,) * (table.ndim - axis - 1)))
-        return np.where(kept, result, np.zeros((), table.dtype))
-
-    def decompose(self, table: Tensor, idx: Tensor) -> Any:
-        axis = normalize_axis(self.axis, table.ndim, "gather")
-        rows = GatherNd((axis,), mode=self.mode)(table, expand_dims(idx, -1))
-        return moveaxis(rows, range(idx.ndim), range(axis, axis + idx.ndim))
-
-    def vjp(self, ct: Tensor, y: Tensor | None, table: Tensor, idx: Tensor) -> Any:
-        axis = normalize_axis(self.axis, table.ndim, "gather")
-        if axis == 0:
-            return ScatterAdd(table.shape[0], _WRITE_WHERE_READ[self.mode])(ct, idx), None
-        return GatherBackward(axis, table.shape, self.mode)(ct, idx), None
-
-    def batch(self, size: Size, operands: tuple[Tensor, Tensor], batched: tuple[bool, bool]) -> Any:
-        table, idx = operands
-        axis = normalize_axis(self.axis, table.ndim - batched[0], "gather")
-        if not batched[1]:
-            return Gather(axis + 1, self.mode)(table, idx)
-        if not batched[0]:
-            return moveaxis(Gather(axis, self.mode)(table, idx), axis, 0)
-        ids = idx.ndim - 1
-        rows = GatherNd((axis + 1,), 1, self.mode)(table, expand_dims(idx, -1))
-        return moveaxis(rows, range(1, ids + 1), range(axis + 1, axis + 1 + ids))
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        ids = spec(2, 3, dtype="i32", low=0, high=4)
-        yield sample(cls(0), spec(5, 4), ids, dtypes=(*FLOATS, "i32", "bool", "c64"))
-        yield sample(cls(1), spec(2, 5, 3), ids)
-        yield sample(cls(-1), spec(3, 5), spec(4, dtype="i64", values=[0, -1, 4, -5]))
-        yield sample(cls(0), spec(5), spec(dtype="i32", values=3))
-        yield sample(cls(0, "clip"), spec(5, 2), spec(4, dtype="i8", values=[0, 9, -9, 4]))
-        yield sample(cls(1, "fill"), spec(2, 5, 3), spec(2, 2, dtype="i32", values=[[0, 9], [-6, 4]]))
-        yield sample(cls(0), spec(5, 2), spec(3, dtype="f32", values=[0.0, 3.9, -1.5]))
-        yield sample(cls(0), spec(3, 2), spec(0, dtype="i32"))
-        yield sample(cls(0, "fill"), spec(0, 2), spec(3, dtype="i32", low=0, high=3))
-        yield sample(cls(0), spec("V", 4), spec("B", "S", dtype="i32", low=0, high=3), V=4, B=2, S=3)
 
 
 @op("gather_nd")
@@ -203,7 +125,7 @@ class GatherNd(Op):
     mode: IndexMode = IndexMode.Checked
 
     def check(self) -> None:
-        _require_mode(self, self.mode, _READ_MODES)
+        require_mode(self, self.mode, READ_MODES)
         _require_axes(self, self.axes)
 
     def infer(self, x: Shape, indices: Shape) -> Shape:
@@ -225,7 +147,7 @@ class GatherNd(Op):
         return np.where(valid.reshape((*valid.shape, *(1,) * len(rest))), result, np.zeros((), x.dtype))
 
     def vjp(self, ct: Tensor, y: Tensor | None, x: Tensor, indices: Tensor) -> Any:
-        scatter = ScatterNd(ScatterKind.Add, self.axes, self.batch_dims, _WRITE_WHERE_READ[self.mode])
+        scatter = ScatterNd(ScatterKind.Add, self.axes, self.batch_dims, WRITE_WHERE_READ[self.mode])
         return scatter(zeros_like(x), indices, ct), None
 
     def batch(self, size: Size, operands: tuple[Tensor, Tensor], batched: tuple[bool, bool]) -> Any:
@@ -274,7 +196,7 @@ class ScatterNd(Op):
     unique: bool = False
 
     def check(self) -> None:
-        _require_mode(self, self.mode, _WRITE_MODES)
+        require_mode(self, self.mode, WRITE_MODES)
         _require_axes(self, self.axes)
 
     def infer(self, x: Shape, indices: Shape, updates: Shape) -> Shape:
@@ -300,12 +222,12 @@ class ScatterNd(Op):
         if 0 not in moved.shape:
             kept = np.ones_like(valid) if self.mode is IndexMode.Clip else valid
             places = tuple(np.broadcast_to(c, valid.shape)[kept] for c in coordinates)
-            moved = _scattered(self.kind, moved, places, updates[kept])
+            moved = scattered(self.kind, moved, places, updates[kept])
         return np.transpose(moved, np.argsort(_indexed_order(self.axes, self.batch_dims, x.ndim)))
 
     def _gather(self, x: Tensor, indices: Tensor) -> Any:
         """What stands at the places that updates go to; 0 for updates that go nowhere."""
-        return GatherNd(self.axes, self.batch_dims, _READ_WHERE_WRITTEN[self.mode])(x, indices)
+        return GatherNd(self.axes, self.batch_dims, READ_WHERE_WRITTEN[self.mode])(x, indices)
 
     def _scatter(self, kind: ScatterKind, x: Tensor, indices: Tensor, updates: Tensor) -> Any:
         return ScatterNd(kind, self.axes, self.batch_dims, self.mode)(x, indices, updates)
@@ -337,7 +259,7 @@ class ScatterNd(Op):
         with same_graph(x):
             numbers = reshape(iota((product(points),)), points)
             written = ScatterNd(ScatterKind.Set, axes, lead, self.mode)(zeros(places, DType.I32), indices, numbers)
-        found = GatherNd(axes, lead, _READ_WHERE_WRITTEN[self.mode])(written, indices)
+        found = GatherNd(axes, lead, READ_WHERE_WRITTEN[self.mode])(written, indices)
         return reshape(eq(found, numbers), (*points, *(1,) * (updates.ndim - len(points))))
 
     def _shares(self, y: Tensor, x: Tensor, indices: Tensor, updates: Tensor) -> tuple[Any, Any]:
@@ -447,7 +369,7 @@ _MEET: dict[ScatterKind, np.ufunc] = {
 }
 
 
-def _scattered(kind: ScatterKind, x: Array, places: tuple[Array, ...], updates: Array) -> Array:
+def scattered(kind: ScatterKind, x: Array, places: tuple[Array, ...], updates: Array) -> Array:
     """x after all updates; `places` has one flat array of positions per leading axis of x."""
     if kind is ScatterKind.Set:
         # NumPy assigns in order: the last of equal places stays.
@@ -459,130 +381,6 @@ def _scattered(kind: ScatterKind, x: Array, places: tuple[Array, ...], updates: 
     with np.errstate(all="ignore"):
         _MEET[kind].at(result, places, updates.astype(wide))
         return result.astype(x.dtype)
-
-
-@op("gather_backward")
-class GatherBackward(Op):
-    """The gradient of `Gather` for its table: d_table[a.., idx[i..], b..] += dy[a.., i.., b..], from 0.
-
-    Ids that read a clipped place write there too; ids that read a fill value write nothing.
-    """
-
-    precision_class = "data_movement"
-
-    linear_in = (0,)
-
-    axis: int
-    table_shape: Dims
-    mode: IndexMode = IndexMode.Checked
-
-    def check(self) -> None:
-        _require_mode(self, self.mode, _READ_MODES)
-
-    def infer(self, dy: Shape, idx: Shape) -> Shape:
-        table = dy.with_dims(self.table_shape)
-        wanted = Gather(self.axis, self.mode).infer(table, idx)
-        if wanted.rank != dy.rank or not all(require_equal(a, b, self.name) for a, b in zip(wanted.dims, dy.dims)):
-            raise self.fail(f"dy must be {wanted} for a table {table} and idx {idx}, got {dy}")
-        _require_sums(self, dy)
-        return table
-
-    def index_operands(self, dy: Shape, idx: Shape) -> dict[int, Dims]:
-        return {1: (self.table_shape[self.axis],)} if self.mode is IndexMode.Checked else {}
-
-    def eval(self, dy: Array, idx: Array) -> Array:
-        axis = normalize_axis(self.axis, len(self.table_shape), self.name)
-        table = np.zeros(Shape(self.table_shape).static_dims, dy.dtype)
-        positions, valid = resolve_ids(idx, table.shape[axis])
-        rows = np.moveaxis(dy, range(axis, axis + idx.ndim), range(idx.ndim))
-        if self.mode is IndexMode.Fill:
-            positions, rows = positions[valid], rows[valid]
-        if table.size == 0:
-            return table
-        summed = _scattered(ScatterKind.Add, np.moveaxis(table, axis, 0), (positions,), rows)
-        return np.moveaxis(summed, 0, axis)
-
-    def decompose(self, dy: Tensor, idx: Tensor) -> Any:
-        axis = normalize_axis(self.axis, len(self.table_shape), self.name)
-        rows = moveaxis(dy, range(axis, axis + idx.ndim), range(idx.ndim))
-        with same_graph(dy):
-            table = zeros(self.table_shape, dy.dtype)
-        return ScatterNd(ScatterKind.Add, (axis,), mode=_WRITE_WHERE_READ[self.mode])(table, expand_dims(idx, -1), rows)
-
-    def vjp(self, ct: Tensor, y: Tensor, dy: Tensor, idx: Tensor) -> Any:
-        return reshaped(Gather(self.axis, self.mode)(ct, idx), dy.shape), None
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        ids = spec(2, 3, dtype="i32", low=0, high=4)
-        yield sample(cls(0, (5, 2)), spec(2, 3, 2), ids, dtypes=(*FLOATS, "i32"))
-        yield sample(cls(1, (2, 5, 3)), spec(2, 2, 3, 3), ids)
-        yield sample(cls(-1, (2, 4), "clip"), spec(2, 3), spec(3, dtype="i32", values=[0, 9, -9]))
-        yield sample(cls(0, (4,), "fill"), spec(3), spec(3, dtype="f32", values=[1.5, 9, -9]))
-        yield sample(cls(0, (3, 2)), spec(0, 2), spec(0, dtype="i32"))
-        yield sample(cls(0, ("V", 4)), spec("B", 4), spec("B", dtype="i32", low=0, high=2), V=3, B=2)
-
-
-@op("scatter_add")
-class ScatterAdd(Op):
-    """y[idx[i..]] += updates[i.., t..] in order, from 0; y is [rows, t..] and updates are idx.dims + t.."""
-
-    precision_class = "data_movement"
-
-    linear_in = (0,)
-
-    rows: Size
-    mode: IndexMode = IndexMode.Checked
-
-    def check(self) -> None:
-        _require_mode(self, self.mode, _WRITE_MODES)
-
-    def infer(self, updates: Shape, idx: Shape) -> Shape:
-        require_ids(self, idx)
-        _require_sums(self, updates)
-        if updates.rank < idx.rank or not all(require_equal(a, b, self.name) for a, b in zip(updates.dims, idx.dims)):
-            raise self.fail(f"updates must start with the dims of idx, got {updates} and {idx}")
-        return updates.with_dims((self.rows, *updates.dims[idx.rank :]))
-
-    def index_operands(self, updates: Shape, idx: Shape) -> dict[int, Dims]:
-        return {1: (self.rows,)} if self.mode is IndexMode.Checked else {}
-
-    def eval(self, updates: Array, idx: Array) -> Array:
-        result = np.zeros((*Shape((self.rows,)).static_dims, *updates.shape[idx.ndim :]), updates.dtype)
-        positions, valid = resolve_ids(idx, result.shape[0])
-        if self.mode is not IndexMode.Clip or result.shape[0] == 0:
-            positions, updates = positions[valid], updates[valid]
-        return _scattered(ScatterKind.Add, result, (positions,), updates)
-
-    def decompose(self, updates: Tensor, idx: Tensor) -> Any:
-        with same_graph(updates):
-            table = zeros((self.rows, *updates.shape[idx.ndim :]), updates.dtype)
-        return ScatterNd(ScatterKind.Add, (0,), mode=self.mode)(table, expand_dims(idx, -1), updates)
-
-    def vjp(self, ct: Tensor, y: Tensor, updates: Tensor, idx: Tensor) -> Any:
-        return reshaped(Gather(0, _READ_WHERE_WRITTEN[self.mode])(ct, idx), updates.shape), None
-
-    @classmethod
-    def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(4), spec(6, 3), spec(6, dtype="i32", low=0, high=3), dtypes=(*FLOATS, "i32", "c64"))
-        yield sample(cls(4), spec(2, 3), spec(2, 3, dtype="f32", low=0, high=3.9))
-        yield sample(cls(3, "drop"), spec(4, 2), spec(4, dtype="i32", values=[0, 3, -4, -1]))
-        yield sample(cls(3, "clip"), spec(4, 2), spec(4, dtype="i64", values=[0, 3, -4, -1]))
-        yield sample(cls(2), spec(0, 2), spec(0, dtype="i32"))
-        yield sample(cls("R"), spec("U", 4), spec("U", dtype="i32", low=0, high=2), R=3, U=4)
-
-
-def _require_sums(op: Op, x: Shape) -> None:
-    require_dtype(op, x.dtype is not DType.BOOL and not x.dtype.is_storage, "numeric", x)
-
-
-def gather(table: Any, idx: Any, axis: int = 0, mode: IndexMode | str = IndexMode.Checked) -> Any:
-    """Entries of `table` along `axis`, with the axes of `idx` in place of it; see `Gather`.
-
-    >>> print(gather(np.array([10, 20, 30]), np.array([2, 0])))
-    [30 10]
-    """
-    return Gather(axis, IndexMode(mode))(table, idx)
 
 
 def gather_nd(
@@ -619,13 +417,3 @@ def _coordinate_axes(indices: Any, axes: Sequence[int] | None, batch_dims: int) 
     if not dims.rank or not isinstance(dims.dims[-1], int):
         raise OpError(f"indices {dims.dims} need a last axis of fixed size that holds coordinates, or give `axes`")
     return tuple(range(batch_dims, batch_dims + dims.dims[-1]))
-
-
-def scatter_add(updates: Any, idx: Any, rows: Size, mode: IndexMode | str = IndexMode.Checked) -> Any:
-    """Rows of `updates` summed by id into `rows` rows; see `ScatterAdd`."""
-    return ScatterAdd(rows, IndexMode(mode))(updates, idx)
-
-
-def gather_backward(dy: Any, idx: Any, table_shape: Dims, axis: int, mode: IndexMode | str = IndexMode.Checked) -> Any:
-    """The gradient of `gather` for its table; see `GatherBackward`."""
-    return GatherBackward(axis, tuple(table_shape), IndexMode(mode))(dy, idx)

@@ -66,7 +66,7 @@ def repeat(x: Any, repeats: int | Sequence[int] | np.ndarray[Any, Any], axis: in
         return reshape(wide, (*dims[:axis], dims[axis] * count, *dims[axis + 1 :]))
     if counts.ndim != 1 or len(counts) != dims[axis]:
         raise ShapeError(f"repeat: needs one count per element of axis {axis} of dims {dims}, got {counts.shape}")
-    from rlx.ops.shape.indexing import gather
+    from rlx.ops.shape.axis_indexing import gather
 
     return gather(x, np.repeat(np.arange(len(counts), dtype=np.int32), counts), axis)
 
@@ -189,7 +189,7 @@ def _pad_axis(x: Any, axis: int, before: int, after: int, mode: str) -> Any:
     enough = size - 1 if mode == "reflect" else size
     if isinstance(size, int) and mode != "edge" and max(before, after) > enough:
         # The pattern repeats itself; its positions are known numbers.
-        from rlx.ops.shape.indexing import gather
+        from rlx.ops.shape.axis_indexing import gather
 
         if size == 0:
             raise ShapeError(f"pad: mode {mode!r} has nothing to repeat on axis {axis}, which is empty")

@@ -16,8 +16,9 @@ from rlx.ops.define.operands import convert, dims_of, dtype_of, recording, same_
 from rlx.ops.pointwise.arithmetic import eq, ne, rem, sub, where
 from rlx.ops.pointwise.conversion import convert_array
 from rlx.ops.reduction.cumulative import cumsum
+from rlx.ops.shape.axis_indexing import Gather
 from rlx.ops.shape.creation import full, iota, ones
-from rlx.ops.shape.indexing import Gather, GatherNd, IndexMode, ScatterKind, ScatterNd, resolve_ids
+from rlx.ops.shape.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, resolve_ids
 from rlx.ops.shape.movement import broadcast_to, expand_dims, flatten, moveaxis
 
 __all__ = ["nonzero", "one_hot", "put_along_axis", "take", "take_along_axis"]

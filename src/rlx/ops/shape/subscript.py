@@ -21,9 +21,10 @@ from rlx.ir.tensor import Tensor
 from rlx.ops.define.operands import convert, dims_of, dtype_of, recording, same_graph
 from rlx.ops.pointwise.arithmetic import add, maximum, minimum, mul, where
 from rlx.ops.pointwise.unary import neg
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.creation import ones, ones_like
 from rlx.ops.shape.dynamic_slices import dynamic_update_slice
-from rlx.ops.shape.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd, gather
+from rlx.ops.shape.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd
 from rlx.ops.shape.movement import broadcast_to, expand_dims, moveaxis, pad, reshaped, reverse, slice_, stack
 from rlx.ops.shape.selection import as_ids, default_fill, nonzero, read_mode, require_known_ids
 

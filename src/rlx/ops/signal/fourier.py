@@ -36,8 +36,8 @@ from rlx.ops.define.operands import (
 from rlx.ops.define.samples import COMPLEX, Sample, sample, spec
 from rlx.ops.pointwise.arithmetic import add, div, ge, mul, ne, sub, where
 from rlx.ops.pointwise.complex_numbers import Imag, MakeComplex, Real
+from rlx.ops.shape.axis_indexing import gather
 from rlx.ops.shape.creation import dim_value
-from rlx.ops.shape.indexing import gather
 from rlx.ops.shape.movement import concat, moveaxis, narrow, reshape, split, swapaxes
 from rlx.ops.shape.movement import pad as pad_around
 
