@@ -30,7 +30,8 @@ from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirKernel, L
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.shape import Size
 from rlx.ir.tensor_data import TensorData
-from rlx.ir.text.graph_text import Parser, Reader, show, value_names
+from rlx.ir.text.graph_text import Parser, show, value_names
+from rlx.ir.text.tokens import Reader
 
 
 def show_lir(lir: LirModule) -> str:
