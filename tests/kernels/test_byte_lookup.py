@@ -9,7 +9,8 @@ from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_emit import c_source
 from rlx.kernels.emit.llvm_codegen import compile_assembly
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import ValueType, infer
+from rlx.kernels.ir.loop_ir import ValueType
+from rlx.kernels.ir.operations import infer
 from rlx.kernels.machines import AVX2, AVX512, CORTEX_M4, NEON, RISCV, SSE2, SSE4, WASM
 
 TABLE = (1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 255)

@@ -12,7 +12,8 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.byte_dots import PairDots, WholeDots, byte_dots, has_fast_dots
 from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, infer, walk
+from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, walk
+from rlx.kernels.ir.operations import infer
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import (
     AVX2,

@@ -9,7 +9,8 @@ from rlx.errors import DTypeError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, infer, walk
+from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, walk
+from rlx.kernels.ir.operations import infer
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import (
     AVX2,

@@ -11,7 +11,8 @@ from rlx.errors import BackendError, DTypeError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import ARITHMETIC, COMPARISONS, FLOATS, HALVES, INTS, Kernel, ValueType
+from rlx.kernels.ir.loop_ir import FLOATS, HALVES, INTS, Kernel, ValueType
+from rlx.kernels.ir.operations import ARITHMETIC, COMPARISONS
 from rlx.kernels.machines import AVX512
 
 F32, F64, I64 = DType.F32, DType.F64, DType.I64

@@ -14,7 +14,8 @@ from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, matmul_kern
 from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.emit.llvm_emit import emit_llvm
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import FLOATS, HALVES, MATH, Kernel
+from rlx.kernels.ir.loop_ir import FLOATS, HALVES, Kernel
+from rlx.kernels.ir.operations import MATH
 from rlx.kernels.ir.verify import verify
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import AVX512, CORTEX_M4, GFX942, MACHINES, NEON, RISCV, SM_90A, WASM, Machine, machine_named

@@ -13,21 +13,8 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu import maps as elementwise
 from rlx.kernels.ir import builder, loop_ir
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import (
-    INDEX,
-    Block,
-    Buffer,
-    For,
-    Kernel,
-    Let,
-    LoopKind,
-    Prefetch,
-    Store,
-    Value,
-    ValueType,
-    infer,
-    op_names,
-)
+from rlx.kernels.ir.loop_ir import INDEX, Block, Buffer, For, Kernel, Let, LoopKind, Prefetch, Store, Value, ValueType
+from rlx.kernels.ir.operations import infer, op_names
 from rlx.kernels.ir.verify import verify
 from rlx.kernels.specs import expr
 

@@ -21,7 +21,8 @@ from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, panel_width
 from rlx.kernels.cpu.matmul.pairs import has_pairs, pack_pairs, pair_matmul_kernel, pairs_as_they_lie
 from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, infer, walk
+from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, walk
+from rlx.kernels.ir.operations import infer
 from rlx.kernels.legalize import legalize
 from rlx.kernels.machines import AVX2, AVX512, AVX512_BF16, CORTEX_M4, NEON, RISCV, SSE2, WASM, Machine, host, runs_here
 from rlx.kernels.specs.expr import apply, operand

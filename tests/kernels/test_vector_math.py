@@ -11,7 +11,8 @@ from kernel_runs import NATIVE_TARGETS, check_everywhere
 from rlx.backends.native import kernels as native
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import MATH, Kernel
+from rlx.kernels.ir.loop_ir import Kernel
+from rlx.kernels.ir.operations import MATH
 from rlx.kernels.legalize import MATH_EXPANSIONS
 from rlx.kernels.math.vector_math import gelu, gelu_approx, sigmoid, silu
 

@@ -18,20 +18,8 @@ from rlx.compile.claims.legalize import LegalizeError
 from rlx.errors import BackendError
 from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.kernels.ir.builder import Fold, KernelBuilder
-from rlx.kernels.ir.loop_ir import (
-    INDEX,
-    MATH,
-    REDUCTIONS,
-    Attr,
-    Buffer,
-    Kernel,
-    Let,
-    LoopKind,
-    Operand,
-    Value,
-    ValueType,
-    walk,
-)
+from rlx.kernels.ir.loop_ir import INDEX, Attr, Buffer, Kernel, Let, LoopKind, Operand, Value, ValueType, walk
+from rlx.kernels.ir.operations import MATH, REDUCTIONS
 from rlx.kernels.ir.rewrite import copy_into
 from rlx.kernels.machines import Machine
 from rlx.kernels.math.vector_math import (

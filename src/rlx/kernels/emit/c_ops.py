@@ -6,7 +6,8 @@ from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.c_text import VALUE_TYPE, Prelude
 from rlx.kernels.emit.text_layer import TextLayer
-from rlx.kernels.ir.loop_ir import COMPARISONS, FLOATS, Const, Let, Value, ValueType
+from rlx.kernels.ir.loop_ir import FLOATS, Const, Let, Value, ValueType
+from rlx.kernels.ir.operations import COMPARISONS
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _FLOAT_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_text import ELEMENT, FunctionText, literal_text, llvm_type, mangled, vector_type, zero_text
-from rlx.kernels.ir.loop_ir import COMPARISONS, FLOATS, Let, Value, ValueType
+from rlx.kernels.ir.loop_ir import FLOATS, Let, Value, ValueType
+from rlx.kernels.ir.operations import COMPARISONS
 
 _INT_BINARY = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl"}
 _FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}

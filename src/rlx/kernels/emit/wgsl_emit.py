@@ -64,7 +64,6 @@ from rlx.kernels.emit.text_layer import GridLayer
 from rlx.kernels.emit.wgsl_text import TYPE, Prelude
 from rlx.kernels.ir.groups import Exchange, SubgroupPlace
 from rlx.kernels.ir.loop_ir import (
-    COMPARISONS,
     Atomic,
     Buffer,
     Const,
@@ -79,6 +78,7 @@ from rlx.kernels.ir.loop_ir import (
     Value,
     walk,
 )
+from rlx.kernels.ir.operations import COMPARISONS
 
 # Blocks side by side; a dimension of a grid has at most 65535.
 GRID_ROW = 32768

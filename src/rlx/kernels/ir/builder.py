@@ -32,7 +32,6 @@ import numpy as np
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.loop_ir import (
-    ARITHMETIC,
     INDEX,
     INTS,
     SHORT_FLOATS,
@@ -56,8 +55,8 @@ from rlx.kernels.ir.loop_ir import (
     Store,
     Value,
     ValueType,
-    infer,
 )
+from rlx.kernels.ir.operations import ARITHMETIC, infer
 
 _PureKey = tuple[str, tuple[Value, ...], Attr]
 

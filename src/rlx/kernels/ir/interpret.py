@@ -19,8 +19,6 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.groups import has_groups
 from rlx.kernels.ir.loop_ir import (
     INTS,
-    MATH,
-    REDUCTIONS,
     Atomic,
     Attr,
     Barrier,
@@ -40,6 +38,7 @@ from rlx.kernels.ir.loop_ir import (
     Value,
     ValueType,
 )
+from rlx.kernels.ir.operations import MATH, REDUCTIONS
 from rlx.kernels.ir.text import statement_text
 
 Lanes = np.ndarray[Any, np.dtype[Any]]  # the lanes of one value; a scalar has one

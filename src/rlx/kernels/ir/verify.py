@@ -28,9 +28,9 @@ from rlx.kernels.ir.loop_ir import (
     Store,
     Value,
     ValueType,
-    infer,
     walk,
 )
+from rlx.kernels.ir.operations import infer
 from rlx.kernels.ir.text import statement_text
 
 _BOOL = ValueType(DType.BOOL)

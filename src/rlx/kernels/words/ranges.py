@@ -17,20 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.ir.dtype import DType
-from rlx.kernels.ir.loop_ir import (
-    COMPARISONS,
-    Atomic,
-    Const,
-    For,
-    If,
-    Kernel,
-    Let,
-    Load,
-    Statement,
-    Store,
-    Value,
-    walk,
-)
+from rlx.kernels.ir.loop_ir import Atomic, Const, For, If, Kernel, Let, Load, Statement, Store, Value, walk
+from rlx.kernels.ir.operations import COMPARISONS
 
 WORD_MIN, WORD_MAX = -(2**31), 2**31 - 1
 LONG = (DType.I64, DType.U64)

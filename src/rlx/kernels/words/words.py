@@ -17,7 +17,6 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.group_builder import GroupBuilder
 from rlx.kernels.ir.groups import OWN_WIDTH, Exchange, SubgroupPlace, refuse_groups
 from rlx.kernels.ir.loop_ir import (
-    COMPARISONS,
     HALVES,
     INDEX,
     INTS,
@@ -38,6 +37,7 @@ from rlx.kernels.ir.loop_ir import (
     ValueType,
     walk,
 )
+from rlx.kernels.ir.operations import COMPARISONS
 from rlx.kernels.ir.subgroups import TYPES as SUBGROUP_TYPES
 from rlx.kernels.legalize import KernelRefused, refuse_missing_types
 from rlx.kernels.machines import WGSL, Machine
