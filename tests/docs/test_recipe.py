@@ -68,6 +68,8 @@ def test_a_wrong_op_does_not_pass(tmp_path, right, wrong, test):
         ('"div": np.divide', '"div": np.multiply', "Not equal to tolerance"),
         ("ops.Reduce: lambda", "ops.Sort: lambda", "calculator cannot run"),
         ('machine_named("sm_80")', 'machine_named("gfx942")', "AssertionError"),
+        ("pre_norms=False, post_norms=True, qk", "pre_norms=False, qk", "AssertionError"),
+        ('"blockIdx.x"', '"threadIdx.x"', "AssertionError"),
     ],
 )
 def test_the_checks_of_the_recipes_find_what_is_wrong(tmp_path, right, wrong, message):
