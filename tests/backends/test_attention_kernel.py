@@ -240,6 +240,8 @@ def test_views_are_read_where_they_lie():
 SMALL = [
     ("rows", {"num_kv_heads": 1, "mask_kind": "sliding_window", "window": 2}, (1, 2, 5, 6), (1, 1, 7, 6)),
     ("decode", {"num_kv_heads": 1}, (1, 3, 1, 16), (1, 1, 19, 16)),
+    # More rows than a vector of SSE, Neon or WebAssembly has lanes.
+    ("decode of many heads", {"num_kv_heads": 1}, (1, 7, 1, 16), (1, 1, 19, 16)),
 ]
 
 

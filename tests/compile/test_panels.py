@@ -9,6 +9,7 @@ import pytest
 
 import rlx
 from rlx import ops
+from rlx.backends.rocm import compile_to_code_object
 from rlx.compile.compiler import CompilePipeline
 from rlx.compile.weights.join_products import join_products
 from rlx.compile.weights.pack_blocks import pack_quantized
@@ -80,6 +81,24 @@ def test_main_reads_panels_and_no_longer_the_weight():
     covered = set(result.lir.kernels[-1].nodes)
     panels = panels_below(graph, product.inputs[1], covered)
     assert panels is not None and graph.shape(panels.node).dims == (192 // panels.width, 48, panels.width)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 32, 64])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_matrices_side_by_side_are_no_panels_of_another_width(dtype: str, width: int):
+    """Rows times several matrices at once, as experts have them: their views look like those of panels."""
+    x, e = (normal(*dims).astype(rlx.DType.of(dtype).numpy) for dims in ((3, 7, 16), (4, 16, width)))
+    got = rlx.jit(lambda x, e: rlx.numpy.einsum("btd,edf->btef", x, e))(x, e)
+    wanted = np.einsum("btd,edf->btef", x.astype(np.float64), e.astype(np.float64))
+    unit = {"bf16": 2.0**-7, "f32": 2.0**-20}[dtype]
+    np.testing.assert_allclose(np.asarray(got).astype(np.float64), wanted, rtol=unit, atol=unit * np.abs(wanted).max())
+
+
+def test_gpus_have_no_panels():
+    g = Graph("side_by_side")
+    e = g.input("e", (4, 16, 32))
+    g.set_outputs([g.input("x", (24, 16)) @ ops.reshape(ops.transpose(e, (1, 0, 2)), (16, 128))])
+    assert "matmul" in compile_to_code_object(g, arch="gfx1100").decode("latin1")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16", "i8", "i32"])

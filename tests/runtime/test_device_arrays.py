@@ -61,6 +61,13 @@ def test_programs_go_where_their_arguments_live(space):
     assert z.device == "fake"
 
 
+def test_numbers_of_numpy_are_arguments(space):
+    f = rlx.jit(lambda x, i, s: x[i] * s, device="fake")
+    x = np.arange(12, dtype="f4").reshape(4, 3)
+    np.testing.assert_array_equal(np.asarray(f(x, np.int32(2), np.float32(0.5))), x[2] * 0.5)
+    np.testing.assert_array_equal(np.asarray(f(rlx.device_put(x, "fake"), np.int32(1), np.float32(2))), x[1] * 2)
+
+
 def test_a_device_that_is_named_takes_arrays_of_the_host(space):
     y = rlx.jit(lambda x: x * 2, device="fake")(np.ones(3, "f4"))
     assert y.device == "fake" and space.downloads == 0 and y.tolist() == [2, 2, 2]

@@ -272,7 +272,7 @@ class _Maker:
 
     def matmul(self) -> MadeKernel:
         head = self.graph.nodes[self.lir.nodes[0]]
-        form = product_form(self.graph, head, self.covered)
+        form = product_form(self.graph, head, self.covered, generator(self.machine))
         if form is None:
             raise InternalError(f"make_kernel: {head!r} is no product of matrices")
         (result,) = self.lir.outputs

@@ -91,7 +91,9 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
     what = f"@{graph.name}"
 
     def run(arrays: Sequence[Any]) -> list[Any]:
-        given = dict(zip(keys, arrays, strict=True))
+        # NumPy's numbers, such as np.int32(2), are arrays for no device.
+        values = (np.asarray(a) if isinstance(a, np.generic) else a for a in arrays)
+        given = dict(zip(keys, values, strict=True))
         if checks:
             binding = infer_binding((key, node.shape, given[key].shape) for key, node in zip(keys, leaves))
             for check in checks:

@@ -139,7 +139,7 @@ class KernelFits:
 
     def _epilogue_barrier(self, nodes: Sequence[NodeId], roots: Sequence[NodeId]) -> FusionBarrier | None:
         head = self.graph.nodes[nodes[0]]
-        form = product_form(self.graph, head, self.reads.transparent)
+        form = product_form(self.graph, head, self.reads.transparent, self.reads.generator)
         assert form is not None
         inside = {*nodes} - {head.id}
         try:

@@ -47,7 +47,7 @@ class KernelReads:
                 self.transparent.discard(node.id)
         for node in graph.nodes:
             # Operands that could be read through views one at a time, but not together.
-            if is_product(node) and product_form(graph, node, self.transparent) is None:
+            if is_product(node) and product_form(graph, node, self.transparent, generator) is None:
                 self.transparent.difference_update(node.inputs)
 
     def kind(self, node: Node) -> str:
@@ -66,7 +66,7 @@ class KernelReads:
         if reader.id in self.transparent:
             return True
         if is_product(reader):
-            return product_form(self.graph, reader, self.views_below(node)) is not None
+            return product_form(self.graph, reader, self.views_below(node), self.generator) is not None
         if is_table(reader, node.id):
             return self.has_strides(node.id) and node.id not in reader.inputs[1:]
         own = self.generator.own_kernel(self.graph, reader)

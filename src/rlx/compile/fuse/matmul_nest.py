@@ -11,7 +11,8 @@ from typing import NamedTuple
 from rlx.compile.fuse.index_maps import Layout, Unmappable, exact_quotient, layout, spread
 from rlx.compile.fuse.loop_nest import KernelPoints
 from rlx.compile.fuse.loop_nest import operand_layout as operand_layout
-from rlx.compile.weights.pack_floats import panels_below, sum_dtype
+from rlx.compile.generators import Generator
+from rlx.compile.weights.pack_floats import Panels, panels_below, sum_dtype
 from rlx.compile.weights.sink_casts import widened_dtype
 from rlx.ir.dims import floordiv, product
 from rlx.ir.dtype import DType
@@ -58,7 +59,7 @@ class ProductForm(NamedTuple):
     route: NodeId | None = None
 
 
-def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> ProductForm | None:
+def product_form(graph: Graph, node: Node, transparent: Container[NodeId], generator: Generator) -> ProductForm | None:
     """A product in the form that kernels take, its operands read through `transparent` views, or None."""
     if isinstance(node.op, PanelMatMul | ExpertMatMul | Int8MatMul | Int8BlockMatMul):
         return _quantized_form(graph, node, transparent)
@@ -74,6 +75,8 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
     *lead, m, n = node.shape.dims
     k = graph.shape(node.inputs[0]).dims[-1]
     panels = panels_below(graph, node.inputs[1], transparent)
+    if panels and not _is_packed(graph, panels, generator, accumulator, node.shape.dims[-1]):
+        panels = None
     try:
         left = operand_layout(graph, node.inputs[0], transparent)
         right = (panels.node, 0, (0, 0)) if panels else _weight_layout(graph, node.inputs[1], transparent)
@@ -94,6 +97,15 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Pr
     rows = MatrixLayout(left[0], left[1], (batches[0], a[-2], a[-1]))
     weight = MatrixLayout(right[0], right[1], (batches[1], b[-2], b[-1]))
     return ProductForm(product(lead), m, n, k, rows, weight, accumulator, packed, has_pairs=has_pairs)
+
+
+def _is_packed(graph: Graph, panels: Panels, generator: Generator, accumulator: DType, n: Size) -> bool:
+    """Whether kernels read such panels of n columns: views of a program's own, such as matrices side by side, look like
+    panels of any width."""
+    if generator.panel_width is None or not isinstance(n, int):
+        return False
+    has_pairs = not panels.has_pairs or generator.has_pairs(graph.shape(panels.node).dtype)
+    return has_pairs and panels.width == generator.panel_width(accumulator, n)
 
 
 def _weight_layout(

@@ -45,7 +45,7 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
     if not all(is_native(n, generator) for n in (node, *(graph.nodes[i] for i in node.inputs))):
         return CALL
     if is_product(node):
-        return CALL if product_form(graph, node, transparent) is None else MATMUL
+        return CALL if product_form(graph, node, transparent, generator) is None else MATMUL
     if isinstance(node.op, Concat):
         return PARTS
     is_map = (

@@ -114,10 +114,13 @@ class DepthLanes:
         held = self.query_vectors(rows)
         with k.loop("tile", 0, k.ceildiv(count, self.lanes) * self.lanes, tile) as start:
             places = [place + k.min(start + j, count - 1) * case.keys.strides[2] for j in range(tile)]
-            sums = lane_sums(k, self.products(places, rows, held))
-            for r in range(rows):
-                part = sums if sums.lanes == tile else k.shuffle(sums, range(r * tile, (r + 1) * tile))
-                k.store(self.scores, start + r * self.row_size, part)
+            products = self.products(places, rows, held)
+            at_once = max(1, self.lanes // tile)  # rows whose sums are lanes of one vector
+            for first in range(0, rows, at_once):
+                sums = lane_sums(k, products[first * tile : (first + at_once) * tile])
+                for i, r in enumerate(range(first, min(first + at_once, rows))):
+                    part = sums if sums.lanes == tile else k.shuffle(sums, range(i * tile, (i + 1) * tile))
+                    k.store(self.scores, start + r * self.row_size, part)
 
     def query_vectors(self, rows: int) -> list[list[Value]]:
         """The vectors of each row, if there are registers for all of them beside the sums; else none."""

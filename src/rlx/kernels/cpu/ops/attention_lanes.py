@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Value
@@ -49,6 +50,8 @@ def lane_sums(k: KernelBuilder, vectors: Sequence[Value]) -> Value:
     """
     found = list(vectors)
     wanted = 1 << (len(found) - 1).bit_length()
+    if wanted > found[0].lanes:
+        raise InternalError(f"lane_sums: {len(found)} sums are no lanes of a vector of {found[0].lanes}")
     found += [found[-1]] * (wanted - len(found))
     while len(found) > 1:
         found = [_neighbours_added(k, a, b) for a, b in zip(found[::2], found[1::2])]
