@@ -93,7 +93,8 @@ def test_texts_count_whole_and_epochs_are_shuffled(tmp_path):
         ("a.jsonl", '{"prompt": "a", "completion": "b"}\n{oops', "line 2 is not JSON"),
         ("a.jsonl", "[1]", "line 1 must be an object"),
         ("a.jsonl", '{"text": "a"}', "line 1: `messages`, or `prompt` and `completion` are needed; it has text"),
-        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: messages must be a list of objects"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: messages[0] must be an object with"),
+        ("a.jsonl", '{"messages": "a"}', "line 1: messages must be a list of objects"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "a"}]}', "line 1 has no answer to learn from"),
         (
             "a.jsonl",
@@ -112,11 +113,47 @@ def test_files_that_cannot_be_learnt_from(tokenizer, tmp_path, name, content, ma
     assert match in str(caught.value) and str(file) in str(caught.value)
 
 
-def test_templates_that_rewrite_what_was_said_are_refused(tokenizer, tmp_path):
+def test_templates_that_shorten_earlier_answers_make_an_example_of_each(tokenizer, tmp_path):
+    """Each answer is learned after what the model will see before it."""
+    shown = "{{ m.content.split('/')[-1] if m.role == 'assistant' and not loop.last else m.content }}"
+    tokenizer.chat_template = TEMPLATE.replace("{{ m.content }}", shown)
+    talk = [{**m, "content": f"so/{m['content']}"} if m["role"] == "assistant" else m for m in TALK]
+    batches = chat_batches(write_lines(tmp_path / "a.jsonl", {"messages": talk}), tokenizer, batch=2, length=100)
+    assert batches.count == 2
+    assert sorted(texts_of(batches(0), row) for row in range(2)) == [
+        ("<user>2+2?|<assistant>four|<user>sure?|<assistant>so/yes", "so/yes|"),
+        ("<user>2+2?|<assistant>so/four", "so/four|"),
+    ]
+
+
+def test_templates_that_write_answers_elsewhere_are_refused(tokenizer, tmp_path):
     tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
     file = write_lines(tmp_path / "a.jsonl", {"messages": TALK})
-    with pytest.raises(FormatError, match="line 1: the chat template of this model changes what was said before"):
+    with pytest.raises(FormatError, match="line 1: the chat template of this model does not write an answer behind"):
         chat_batches(file, tokenizer, batch=1, length=100)
+
+
+def test_tools_parts_and_lists_of_messages(tokenizer, tmp_path):
+    """Files for other libraries: calls of tools without content, contents in parts, prompts that are conversations."""
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name }}()|{% endfor %}"
+    tokenizer.chat_template = "{{ tools | length if tools }}" + TEMPLATE.replace("|{%", calls + "|{%", 1)
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "now"}}]}
+    used = [{"role": "user", "content": "late?"}, call, {"role": "tool", "content": "9"}, TALK[3]]
+    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
+    lines = (
+        {"messages": used, "tools": [{"name": "now"}]},
+        {"messages": [{"role": "user", "content": parts}, TALK[1]]},
+        {"prompt": TALK[:3], "completion": TALK[3:]},
+    )
+    batch = chat_batches(write_lines(tmp_path / "a.jsonl", *lines), tokenizer, batch=3, length=100)(0)
+    assert sorted(texts_of(batch, row) for row in range(3)) == [
+        ("1<user>late?|<assistant>now()||<tool>9|<assistant>yes", "now()||yes|"),
+        ("<user>2+2?|<assistant>four", "four|"),
+        ("<user>2+2?|<assistant>four|<user>sure?|<assistant>yes", "yes|"),
+    ]
+    image = {"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}, TALK[1]]}
+    with pytest.raises(FormatError, match=r"line 1: messages\[0\]: only parts"):
+        chat_batches(write_lines(tmp_path / "b.jsonl", image), tokenizer, batch=1, length=100)
 
 
 def test_models_without_a_template_say_what_to_do(tmp_path):

@@ -97,3 +97,22 @@ def residual(x):
 
 
 RESIDUAL_DIMS = (2, 6, 5)
+
+
+def _channels(low, high, count):
+    return np.linspace(low, high, count, dtype=np.float32)
+
+
+def batch_norm_network(x):
+    """Norms of channels behind products, behind a sum and on the input, in three spellings, with a shortcut."""
+    w1, w2, w3, w4 = weights((6, 3, 3, 3), (6, 6, 3, 3), (6, 10), (10, 4))
+    mean, variance, gain, offset = (_channels(*r) for r in ((-0.2, 0.3, 6), (0.5, 2, 6), (-1, 1.5, 6), (0.4, -0.1, 6)))
+    centre, spread = _channels(0.1, 0.3, 3)[:, None, None], _channels(0.5, 0.7, 3)[:, None, None]
+    x = nn.relu(nn.batch_norm(nn.conv((x - centre) / spread, w1, padding=1), mean, variance, gain, offset))
+    y = (nn.conv(x, w2, padding=1) - mean[:, None, None]) * gain[:, None, None] + 0.1
+    x = nn.relu((x - y) * gain[:, None, None] + offset[:, None, None])
+    x = rnp.max(x, axis=(2, 3)) @ w3 * 2.0
+    return nn.leaky_relu((0.5 - x) / _channels(1, 2, 10)) @ w4
+
+
+BATCH_NORM_DIMS = (3, 8, 7)

@@ -6,10 +6,12 @@ import pytest
 import rlx
 import rlx.numpy as rnp
 from integer_programs.float_networks import (
+    BATCH_NORM_DIMS,
     CONVNET_DIMS,
     RESIDUAL_DIMS,
     SEQUENCE_DIMS,
     SEQUENCES,
+    batch_norm_network,
     convnet,
     images,
     residual,
@@ -106,6 +108,39 @@ def test_functions_and_softmax_are_tables():
     assert np.abs(shares.sum(axis=1) - 1).max() <= 4 / 256
     for device in ("reference", "cpu"):
         assert program.run(x, device=device).tolist() == program.run(x).tolist()
+
+
+def test_factors_of_channels_go_into_the_products_before_them():
+    graph, program = quantized(batch_norm_network, BATCH_NORM_DIMS)
+    kinds = [type(s).__name__ for s in program.steps]
+    # The norms of the input and of the difference are convolutions of one tap; those behind products are part of them.
+    assert kinds == ["Conv2d", "Conv2d", "Conv2d", "Lookup", "Add", "Conv2d", "MaxPool", "Dense", "Lookup", "Dense"]
+    assert [s.is_depthwise for s in program.steps if isinstance(s, Conv2d)] == [True, False, False, True]
+    assert relative_error(graph, program, BATCH_NORM_DIMS) < 0.06
+    x = images(40, BATCH_NORM_DIMS, seed=5)
+    for device in ("reference", "cpu"):
+        assert program.run(x, device=device).tolist() == program.run(x).tolist()
+
+
+def test_weights_with_rounding_of_their_own_keep_it_before_a_norm():
+    [w] = weights((6, 3, 3, 3))
+    factor = np.linspace(0.5, 2, 6, dtype="f4")[:, None, None]
+    _, program = quantized(lambda x: nn.conv(x, ops.fake_quantize(w, 4, axis=0)) * factor, (3, 8, 8))
+    assert [type(s).__name__ for s in program.steps] == ["Conv2d", "Conv2d"]
+    assert program.steps[0].weights.bits == 4 and program.steps[1].is_depthwise
+
+
+FUNCTIONS = [nn.leaky_relu, nn.elu, nn.selu, nn.softplus, nn.mish, nn.hard_silu, nn.hard_tanh, nn.squareplus, rnp.abs]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, lambda x: 1 / (2 + x * x)], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("activations", ["i8", "i16"])
+def test_functions_of_several_nodes_are_one_table(function, activations):
+    w1, w2 = weights((6, 5), (5, 4))
+    graph, program = quantized(lambda x: function(x @ w1) @ w2, (6,), activations=activations)
+    table = "Lookup" if activations == "i8" else "Interpolate"
+    assert [type(s).__name__ for s in program.steps] == ["Dense", table, "Dense"]
+    assert relative_error(graph, program, (6,)) < (0.05 if activations == "i8" else 0.01)
 
 
 def test_softmax_of_16_bit_codes():

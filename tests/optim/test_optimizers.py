@@ -150,9 +150,33 @@ def test_norm_of_narrow_gradients_does_not_overflow():
 
 def test_empty_trees_and_empty_leaves():
     for params in ({}, {"a": np.zeros((0, 3), "f4")}):
-        optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(0.1))
-        updates, _ = optimizer.update(params, optimizer.init(params), params)
-        assert rlx.tree.structure(updates) == rlx.tree.structure(params)
+        for inner in ALL.values():
+            optimizer = optim.chain(optim.clip_by_global_norm(1.0), inner)
+            updates, _ = optimizer.update(params, optimizer.init(params), params)
+            assert rlx.tree.structure(updates) == rlx.tree.structure(params)
+
+
+@pytest.mark.parametrize("dtype", ["f4", ml_dtypes.bfloat16])
+def test_settings_may_be_arguments_of_the_program(dtype):
+    """So that a rate is changed from outside without compiling again; the dtypes of updates stay."""
+    params = rlx.tree.map(lambda p: p.astype(dtype), start())
+
+    def updates(params, rate, decay):
+        optimizer = optim.adamw(rate, weight_decay=decay)
+        return optimizer.update(params, optimizer.init(params), params)[0]
+
+    found = rlx.jit(updates)(params, np.float32(0.1), np.float32(0.01))
+    fixed = rlx.jit(lambda params: updates(params, 0.1, 0.01))(params)
+    for a, b in zip(rlx.tree.leaves(found), rlx.tree.leaves(fixed), strict=True):
+        assert a.dtype == b.dtype == dtype
+        np.testing.assert_allclose(np.asarray(a, "f4"), np.asarray(b, "f4"), rtol=1e-6 if dtype == "f4" else 1e-2)
+
+
+def test_masks_by_comparisons_of_arrays():
+    params = start()
+    optimizer = optim.masked(optim.sgd(1.0), rlx.tree.map(lambda p: np.any(p > 1e9), params))
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_array_equal(updates["w"], params["w"])
 
 
 BAD = {
@@ -166,6 +190,8 @@ BAD = {
         lambda: optim.adamw(0.1).update(start(), optim.sgd(0.1).init(start()), start()),
         "3 parts",
     ),
+    "rate as text": (lambda: optim.sgd("0.1"), "rate must be a number, got '0.1'"),
+    "rate per element": (lambda: optim.adam(np.ones(3)), "rate must be a number, got array"),
     "mask of numbers": (
         lambda: optim.masked(optim.sgd(0.1), {"w": 1, "b": True}).init(start()),
         "True and False, got 1",
@@ -202,3 +228,5 @@ def test_schedules_at_their_corners():
     assert isinstance(rate(3), float)
     assert optim.piecewise_constant(1.0, {10: 0.1})(9) == 1.0
     assert optim.piecewise_constant(1.0, {10: 0.1})(10) == pytest.approx(0.1)
+    for each in (rate, optim.piecewise_constant(1.0, {10: 0.1}), optim.one_cycle(20, 1.0), optim.linear(1.0, 0.0, 9)):
+        np.testing.assert_array_equal(each(np.arange(40)), [each(n) for n in range(40)])

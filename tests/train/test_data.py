@@ -55,6 +55,10 @@ def test_bad_files_are_refused(tmp_path):
     ):
         with pytest.raises(FormatError, match=message):
             train.token_batches(path, 1, 1, dtype=dtype)
+    for ids in (np.zeros((2, 3), "i4"), [0.5, 1.5]):
+        with pytest.raises(FormatError, match="one row of integers, got"):
+            train.token_batches(ids, 1, 1)
+    np.testing.assert_array_equal(train.token_batches([5, 6, 7], 1, 2)(0), [[5, 6, 7]])
     with pytest.raises(FormatError, match="10 tokens are 2 windows of 4 and a target; a batch needs 3"):
         train.token_batches(np.arange(10), 3, 4)
     with pytest.raises(OpError, match="batch and length"):
@@ -74,6 +78,9 @@ def test_rows_of_arrays():
     assert len(seen) == len(set(seen)) == 9
     with pytest.raises(ShapeError, match=r"the same number of rows, got \[2, 3\]"):
         train.array_batches((np.zeros(2), np.zeros(3)), 1)
+    for rows in ([1, 2], np.float32(3), {}):
+        with pytest.raises(ShapeError, match="arrays with one row per example are needed"):
+            train.array_batches(rows, 1)
     with pytest.raises(ShapeError, match="between 1 and the 4 rows, got 5"):
         train.array_batches(np.zeros(4), 5)
 

@@ -65,6 +65,17 @@ def test_a_callback_may_stop_the_run():
 
     result = train.fit(step, state, batches, 10, callbacks=[watch])
     assert result.reason == "stopped by a callback" and len(seen) == 3
+    for answer in (np.bool_, rnp.asarray):
+        step, state, batches = small_run.parts()
+        result = train.fit(step, state, batches, 10, callbacks=lambda report, kind=answer: kind(report.step == 2))
+        assert result.reason == "stopped by a callback" and len(result.history) == 2
+
+
+def test_an_evaluation_without_a_number_is_never_the_best():
+    values = iter([math.nan, 3.0, 2.0, math.nan])
+    step, state, batches = small_run.parts()
+    result = train.fit(step, state, batches, 4, evaluate=lambda params: next(values), evaluate_every=1)
+    assert result.best == {"step": 3, "loss": 2.0}
 
 
 def test_ctrl_c_saves(tmp_path):
@@ -189,6 +200,9 @@ def test_what_fit_refuses(tmp_path):
         TrainingError, match=r"evaluate must return a loss or a dict with 'loss', got the keys \['acc'\]"
     ):
         train.fit(step, state, batches, 3, evaluate=lambda params: {"acc": 1.0})
+    for wrong in (None, np.ones(2), "low"):
+        with pytest.raises(TrainingError, match=r"evaluate's 'loss' must be one number, got "):
+            train.fit(step, small_run.parts()[1], batches, 1, evaluate=lambda params, wrong=wrong: wrong)
     for options, message in (
         ({"save_every": 0}, "must be 1 or more, got save_every=0"),
         ({"evaluate": float, "evaluate_every": 0, "patience": 0}, "got evaluate_every=0, patience=0"),

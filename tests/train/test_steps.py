@@ -140,5 +140,12 @@ def test_other_things_than_states_and_optimisers_are_named(tmp_path):
         train.make_step(loss, 0.1)
     with pytest.raises(TrainingError, match=r"takes a state, which train\.init_state.* makes; got a "):
         train.make_step(loss, optim.sgd(0.1))(params(), (X, Y))
+    for metrics, message in (
+        ({"step": 1.0}, "'step' is a metric of the step itself"),
+        (1.0, "a dict of other scalars"),
+    ):
+        step = train.make_step(lambda p, b, metrics=metrics: (loss(p, b), metrics), optim.sgd(0.1))
+        with pytest.raises(TrainingError, match=message):
+            step(train.init_state(params(), optim.sgd(0.1)), (X, Y))
     with pytest.raises(TrainingError, match="there is no such checkpoint or folder"):
         train.load_checkpoint(tmp_path / "absent", params())

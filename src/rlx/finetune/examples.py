@@ -4,10 +4,10 @@
     batches = chat_batches("chats.jsonl", tokenizer, batch=4, length=256)
     batches(0)          # {"tokens": i32 [4, 255], "rows": i32 [4, 60], "labels": i32 [4, 60]}
 
-A line of a .jsonl file is an object with `messages` ([{"role": .., "content": ..}, ..]), which the model's own template
-turns into text, or with `prompt` and `completion`, which are taken as they are. `labels` are the tokens that follow
-those at `rows`, or all tokens where there are no rows; -100 is the label of what does not count. A batch is a function
-of the step; see `rlx.train.token_batches`.
+A line of a .jsonl file is an object with `messages` ([{"role": .., "content": ..}, ..]), and perhaps `tools`, which the
+model's own template turns into text, or with `prompt` and `completion`: texts, taken as they are, or lists of messages.
+`labels` are the tokens that follow those at `rows`, or all tokens where there are no rows; -100 is the label of what
+does not count. A batch is a function of the step; see `rlx.train.token_batches`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ __all__ = ["IGNORED", "ExampleBatches", "chat_batches", "example_batches", "text
 IGNORED = -100
 
 Ids = list[int]
+# Tokens in turn, and whether they are an answer.
+Pieces = list[tuple[Ids, bool]]
 I32 = npt.NDArray[np.int32]
 
 
@@ -80,7 +82,9 @@ def chat_batches(
     """Conversations of at most `length` tokens, padded to the longest; only the answers count."""
     place = Path(path)
     found = [
-        _checked(f"{place}: line {number}", line, tokenizer, length) for number, line in _lines(place, _read(place))
+        example
+        for number, line in _lines(place, _read(place))
+        for example in _checked(f"{place}: line {number}", line, tokenizer, length)
     ]
     if len(found) < batch:
         raise FormatError(f"{place}: {len(found)} conversations are fewer than a batch of {batch}; use a smaller batch")
@@ -126,56 +130,95 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield number, value
 
 
-def _checked(what: str, line: Mapping[str, Any], tokenizer: Tokenizer, length: int) -> tuple[Ids, list[bool]]:
-    """The tokens of a conversation, and which of them count."""
+def _checked(what: str, line: Mapping[str, Any], tokenizer: Tokenizer, length: int) -> list[tuple[Ids, list[bool]]]:
+    """The examples of a line: tokens, and which of them count."""
     try:
-        pieces = list(_pieces(line, tokenizer))
+        examples = _examples(line, tokenizer)
     except RlxError as error:
         raise FormatError(f"{what}: {error}") from None
-    ids = [i for piece, _ in pieces for i in piece]
-    counts = [is_answer for piece, is_answer in pieces for _ in piece]
-    if len(ids) - 1 > length:
-        raise FormatError(f"{what} has {len(ids)} tokens, more than {length + 1}; shorten it, or use a larger length")
-    if not any(counts[1:]):
+    found = []
+    for pieces in examples:
+        ids = [i for piece, _ in pieces for i in piece]
+        counts = [is_answer for piece, is_answer in pieces for _ in piece]
+        if len(ids) - 1 > length:
+            raise FormatError(
+                f"{what} has {len(ids)} tokens, more than {length + 1}; shorten it, or use a larger length"
+            )
+        if any(counts[1:]):
+            found.append((ids, counts))
+    if not found:
         raise FormatError(f"{what} has no answer to learn from; it needs a message of the assistant, or a completion")
-    return ids, counts
+    return found
 
 
-def _pieces(line: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[Ids, bool]]:
-    """Tokens of what is said to the model, and of what it answers, in turn."""
+def _examples(line: Mapping[str, Any], tokenizer: Tokenizer) -> list[Pieces]:
+    """Tokens of what is said to the model, and of what it answers, in turn; mostly one example for a line."""
     if "messages" in line:
-        yield from _turns(line["messages"], tokenizer)
-        return
+        return _turns(_messages("messages", line["messages"]), tokenizer, line.get("tools"))
     prompt, completion = line.get("prompt"), line.get("completion")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        before = _messages("prompt", prompt)
+        return _turns([*before, *_messages("completion", completion)], tokenizer, line.get("tools"), len(before))
     if not isinstance(prompt, str) or not isinstance(completion, str):
         raise FormatError(f"`messages`, or `prompt` and `completion` are needed; it has {', '.join(line) or 'nothing'}")
-    yield tokenizer.encode(prompt), False
     # An answer ends: without that token the model would learn to go on for ever.
-    yield [*tokenizer.encode(completion, add_special=False), *tuple(tokenizer.eos_ids)[:1]], True
+    answer = [*tokenizer.encode(completion, add_special=False), *tuple(tokenizer.eos_ids)[:1]]
+    return [[(tokenizer.encode(prompt), False), (answer, True)]]
 
 
-def _turns(messages: Any, tokenizer: Tokenizer) -> Iterator[tuple[Ids, bool]]:
-    """By the template: an answer is what a conversation that ends with it has more than the prompt before it."""
-    if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
-    ):
-        raise FormatError("messages must be a list of objects with the texts role and content")
+def _messages(name: str, messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list):
+        raise FormatError(f"{name} must be a list of objects with the texts role and content")
+    return [_message(f"{name}[{place}]", message) for place, message in enumerate(messages)]
+
+
+def _message(what: str, message: Any) -> dict[str, Any]:
+    """A message whose content is one text: it may be given in parts, and is empty where a tool is called instead."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise FormatError(f"{what} must be an object with the texts role and content")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(text, str) for text in texts):
+            raise FormatError(f'{what}: only parts {{"type": "text", "text": ".."}} can be learned from')
+        content = "".join(texts)
+    if not isinstance(content, str):
+        raise FormatError(f"{what} must be an object with the texts role and content")
+    return {**message, "content": content}
+
+
+def _turns(messages: list[dict[str, Any]], tokenizer: Tokenizer, tools: Any, first: int = 0) -> list[Pieces]:
+    """By the template: an answer is what a conversation that ends with it has more than the prompt before it.
+
+    Templates may leave out of earlier answers what later ones need not see, as thoughts. Each answer is then learned
+    after what the model will see before it, so that a conversation becomes several examples. Answers before message
+    number `first` do not count.
+    """
     if tokenizer.chat_template is None:
         raise FormatError(
             "the model has no chat template, so that nobody knows how `messages` are written; give `prompt` and "
-            "`completion`, or a .txt file"
+            "`completion` as texts, or a .txt file"
         )
+    examples: list[Pieces] = []
     done = ""
     for place, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or place < first:
             continue
-        prompt = tokenizer.render_chat(messages[:place], add_generation_prompt=True)
-        whole = tokenizer.render_chat(messages[: place + 1], add_generation_prompt=False)
-        if not whole.startswith(prompt) or not prompt.startswith(done):
+        prompt = tokenizer.render_chat(messages[:place], add_generation_prompt=True, tools=tools)
+        whole = tokenizer.render_chat(messages[: place + 1], add_generation_prompt=False, tools=tools)
+        if not whole.startswith(prompt):
             raise FormatError(
-                "the chat template of this model changes what was said before, so that answers cannot be told apart; "
-                "give `prompt` and `completion`"
+                "the chat template of this model does not write an answer behind its prompt, so that they cannot be "
+                "told apart; give `prompt` and `completion` as texts"
             )
-        yield tokenizer.encode(prompt[len(done) :], add_special=False), False
-        yield tokenizer.encode(whole[len(prompt) :], add_special=False), True
+        if not examples or not prompt.startswith(done):
+            examples.append([])
+            done = ""
+        examples[-1] += [
+            (tokenizer.encode(prompt[len(done) :], add_special=False), False),
+            (tokenizer.encode(whole[len(prompt) :], add_special=False), True),
+        ]
         done = whole
+    return examples

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import rlx.numpy as rnp
 from rlx import tree
 from rlx.errors import OpError
@@ -51,11 +53,11 @@ def _selected(mask: Mask, params: Any) -> list[bool]:
     """One bool per leaf of `params`; a bool of the mask counts for everything below its place."""
     chosen = mask(params) if callable(mask) else mask
     flags, structure = tree.flatten(chosen)
-    strange = [flag for flag in flags if not isinstance(flag, bool)]
+    strange = [flag for flag in flags if not isinstance(flag, (bool, np.bool_))]
     if strange:
         raise OpError(f"masked: a mask is a tree of True and False, got {strange[0]!r}")
     parts = structure.flatten_up_to(params)
-    return [flag for flag, part in zip(flags, parts) for _ in tree.leaves(part)]
+    return [bool(flag) for flag, part in zip(flags, parts) for _ in tree.leaves(part)]
 
 
 def _kept(values: Any, flags: list[bool]) -> Any:

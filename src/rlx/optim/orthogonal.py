@@ -70,7 +70,7 @@ def scale_by_shape(consistent_rms: float | None = None) -> GradientTransformatio
     def factor(shape: Sequence[int]) -> float:
         inputs, outputs = shape
         if consistent_rms is None:
-            return float(max(1.0, outputs / inputs) ** 0.5)
+            return float(max(1.0, outputs / max(inputs, 1)) ** 0.5)
         return float(max(inputs, outputs) ** 0.5 * consistent_rms)
 
     return stateless(lambda updates, params: tree.map(lambda u: u * factor(u.shape), updates))

@@ -5,7 +5,7 @@
 
 A schedule takes a Python int and gives a Python float, or takes a traced integer and gives a traced scalar in f64, so
 that a rate does not depend on the dtype of the parameters. Optimisers convert it; who multiplies by hand does so with
-`rlx.numpy.astype(rate(step), "f32")`.
+`rlx.numpy.astype(rate(step), "f32")`. An array of steps gives an array, as for a picture of the schedule.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 import rlx
 import rlx.numpy as rnp
@@ -39,7 +41,7 @@ def _schedule(formula: Callable[[Any], Any]) -> Schedule:
 
     def rate(step: Any) -> Any:
         result = formula(rnp.asarray(step, dtype="f64"))
-        return result if isinstance(result, rlx.Tensor) else float(result)
+        return result if isinstance(result, rlx.Tensor) or np.ndim(result) else float(result)
 
     return rate
 
@@ -120,7 +122,7 @@ def piecewise_constant(start: float, scales: Mapping[int, float]) -> Schedule:
     pieces = _positions("piecewise_constant", scales)
 
     def formula(step: Any) -> Any:
-        result = rnp.full((), start, "f64")
+        result = rnp.full_like(step, start)
         for boundary, factor in pieces:
             result = rnp.where(step < boundary, result, factor * result)
         return result
@@ -155,7 +157,7 @@ def one_cycle(
         return low + (high - low) * (share if anneal == "linear" else 0.5 * (1.0 - rnp.cos(math.pi * share)))
 
     def formula(step: Any) -> Any:
-        result = rnp.full((), corners[0][1], "f64")
+        result = rnp.full_like(step, corners[0][1])
         for (first, a), (last, b) in pairwise(corners):
             if last > first:
                 share = rnp.clip((step - first) / (last - first), 0.0, 1.0)

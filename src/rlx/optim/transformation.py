@@ -10,6 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
+import rlx
 import rlx.numpy as rnp
 from rlx import tree
 from rlx.errors import OpError
@@ -79,8 +82,12 @@ def needed(params: Any, what: str) -> Any:
 
 
 def number_in(what: str, name: str, value: Any, low: float, high: float = math.inf) -> Any:
-    """A setting that must lie in [low, high); schedules are checked by whoever calls them."""
-    if callable(value) or low <= value < high:
+    """A setting that must lie in [low, high). Schedules, and values that a program is given, are not known here."""
+    if callable(value) or isinstance(value, rlx.Tensor):
+        return value
+    if not isinstance(value, (int, float, np.number, np.ndarray)) or np.ndim(value):
+        raise OpError(f"{what}: {name} must be a number, got {value!r:.60}")
+    if low <= value < high:
         return value
     limits = f"at least {low:g}" + (f" and below {high:g}" if high < math.inf else "")
     raise OpError(f"{what}: {name} must be {limits}, got {value}")
@@ -102,7 +109,12 @@ def identity() -> GradientTransformation:
 
 def scale(factor: float) -> GradientTransformation:
     """Updates times a number."""
-    return stateless(lambda updates, params: tree.map(lambda u: factor * u, updates))
+    return stateless(lambda updates, params: tree.map(lambda u: factor_like(u, factor) * u, updates))
+
+
+def factor_like(x: Any, factor: Any) -> Any:
+    """A number that multiplies x without changing its dtype, also where it is an argument of the program."""
+    return rnp.asarray(factor, dtype=x.dtype) if isinstance(factor, rlx.Tensor) else factor
 
 
 def scale_by_schedule(schedule: Schedule) -> GradientTransformation:
@@ -203,9 +215,11 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Mask = None) -> Gradient
     if not callable(weight_decay):
 
         def decayed(updates: Any, params: Any) -> Any:
-            return tree.map(lambda u, p: u + weight_decay * p, updates, needed(params, "add_decayed_weights"))
+            known = needed(params, "add_decayed_weights")
+            return tree.map(lambda u, p: u + factor_like(p, weight_decay) * p, updates, known)
 
-        return stateless(decayed) if weight_decay else chain()
+        is_off = not isinstance(weight_decay, rlx.Tensor) and weight_decay == 0
+        return chain() if is_off else stateless(decayed)
 
     schedule = weight_decay
 

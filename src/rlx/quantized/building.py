@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Node
+from rlx.ir.graph import Node, NodeId
 from rlx.ops.attn.attention import Attention as FloatAttention
 from rlx.ops.control.scans import Scan
 from rlx.ops.linalg.contraction import MatMul
@@ -28,7 +28,7 @@ from rlx.quantized.products import Conv2d, Dense, Pads
 from rlx.quantized.program import Program
 from rlx.quantized.steps import Step
 from rlx.quantized.table_steps import POINTS, SHARE_SCALE, SHARE_ZERO, Interpolate, Lookup, Softmax
-from rlx.quantized.values import Multipliers, QuantizedError, Value, Weights, limits
+from rlx.quantized.values import Array, Multipliers, QuantizedError, Value, Weights, limits
 
 
 class Building(SequenceBuilding):
@@ -56,14 +56,16 @@ class Building(SequenceBuilding):
 
     def _convert(self, node: Node) -> None:
         op = node.op
-        if isinstance(op, MatMul):
+        if node.id in self.plan.functions:
+            self._lookup(node, self.plan.functions[node.id])
+        elif isinstance(op, MatMul):
             self._dense(node)
         elif isinstance(op, Conv):
             self._conv(node)
         elif isinstance(op, Pad) and node.id in {p.id for p in self.plan.pads.values()}:
             self.held[node.id] = self.held[node.inputs[0]]
         elif isinstance(op, Activation) and node.id in self.plan.epilogues:
-            self._lookup(node)
+            self._lookup(node, node.inputs[0])
         elif isinstance(op, FloatLayerNorm):
             self.layer_norm(node)
         elif isinstance(op, FloatAttention):
@@ -82,8 +84,8 @@ class Building(SequenceBuilding):
             self._softmax(node)
         elif isinstance(op, ReduceWindow | Pool):
             self._pool(node)
-        elif isinstance(op, Reduce) and op.kind is ReduceOp.Mean:
-            self._global_mean(node)
+        elif isinstance(op, Reduce) and op.kind in (ReduceOp.Mean, ReduceOp.Max):
+            self._global_pool(node)
         elif isinstance(op, Reshape):
             self._reshape(node)
         elif isinstance(op, ArgReduce) and op.kind is ArgReduceOp.ArgMax:
@@ -97,8 +99,9 @@ class Building(SequenceBuilding):
         else:
             raise self.source.fail(
                 node,
-                "there is no integer step for it; known: matmul, conv, pooling, add, mul, concat, relu, limits, "
-                "functions of one number (sigmoid, ...), softmax, layer norm, attention, GRU, LSTM, flatten, argmax",
+                "there is no integer step for it; known: matmul, conv, pooling, add, sub, mul, concat, factors of "
+                "channels (batch norm), relu, limits, functions of one number (sigmoid, ...), softmax, layer norm, "
+                "attention, GRU, LSTM, flatten, argmax",
             )
 
     def _dense(self, node: Node) -> None:
@@ -206,17 +209,20 @@ class Building(SequenceBuilding):
         step = made((held.index,), out, (kernel[0], kernel[1]), (stride[0], stride[1]), padding)
         self.add(step, node.id, self.plan.means.get(node.id, node.id))
 
-    def _global_mean(self, node: Node) -> None:
+    def _global_pool(self, node: Node) -> None:
         op = node.op
         assert isinstance(op, Reduce)
         held, x = self.operand(node)
         rank = self.source.graph.shape(node.inputs[0]).rank
         places = {4: [2, 3], 3: [1]}.get(rank)
         if sorted(a % rank for a in op.axes) != places:
-            raise self.source.fail(node, "a mean is taken over the rows and columns of images, or all of a sequence")
+            raise self.source.fail(
+                node, "it is taken over the rows and columns of images together, or over all of a sequence"
+            )
         height, width, channels = x.dims
-        out = like(x, self.new_name("mean_pool"), (1, 1, channels))
-        step = MeanPool((held.index,), out, (height, width), (height, width))
+        is_mean = op.kind is ReduceOp.Mean
+        out = like(x, self.new_name("mean_pool" if is_mean else "max_pool"), (1, 1, channels))
+        step = (MeanPool if is_mean else MaxPool)((held.index,), out, (height, width), (height, width))
         self.add(step, node.id, flattened=None if op.keep_dim else (channels, 1, 1))
 
     def _reshape(self, node: Node) -> None:
@@ -242,21 +248,37 @@ class Building(SequenceBuilding):
             raise self.source.fail(node, "it is taken over the columns of rows [N, K]")
         self.add(Argmax((held.index,), Value(self.new_name("argmax"), (), dtype=DType.I32)), node.id)
 
-    def _lookup(self, node: Node) -> None:
+    def _lookup(self, node: Node, of: NodeId) -> None:
         """A function of one number, for every code there is; 0 where it has no value, as log of negative numbers."""
-        held, x = self.operand(node)
+        held = self.held_of(node, of)
+        x = self.values[held.index]
         end = self.plan.epilogues[node.id]
-        out, low, high = self.encoding(self.new_name(node.op.mnemonic), end, x.dims)
+        kind = node.op.mnemonic if isinstance(node.op, Activation) else "table"
+        out, low, high = self.encoding(self.new_name(kind), end, x.dims)
         is_narrow = x.dtype is DType.I8
         if not is_narrow and out.dtype is not DType.I16:
             raise self.source.fail(node, f"a function of i16 codes gives i16 codes, but {out.name} has {out.dtype}")
         # All codes there are; or every 256th, and the one behind the last.
         codes = np.arange(-128, 128) if is_narrow else np.arange(POINTS) * 256 - 2**15
         with np.errstate(all="ignore"):
-            floats = node.op.eval(x.decode(codes))
+            floats = self._function(node, of, x.decode(codes))
         table = np.clip(out.encode(np.nan_to_num(floats, nan=0.0)), low, high).astype(out.dtype.numpy)
         step = (Lookup if is_narrow else Interpolate)((held.index,), out, table)
         self.add(step, node.id, end.end.id, flattened=held.flattened)
+
+    def _function(self, node: Node, of: NodeId, values: Array) -> Array:
+        """What a node is for values of the one that it is a function of."""
+        graph, known = self.source.graph, {of: values}
+
+        def value(node_id: NodeId) -> Array:
+            if node_id not in known:
+                number = self.source.scalar(node_id)
+                found = graph.nodes[node_id]
+                operands = [value(i) for i in found.inputs] if number is None else []
+                known[node_id] = np.asarray(np.float32(number) if number is not None else found.op.eval(*operands))
+            return known[node_id]
+
+        return value(node.id)
 
     def _softmax(self, node: Node) -> None:
         held, x = self.operand(node)

@@ -87,12 +87,14 @@ class BuildingState:
             self.held[node_id] = Held(len(self.steps), flattened)
 
     def operand(self, node: Node, position: int = 0) -> tuple[Held, Value]:
-        node_id = node.inputs[position]
+        held = self.held_of(node, node.inputs[position])
+        return held, self.values[held.index]
+
+    def held_of(self, node: Node, node_id: NodeId) -> Held:
         if node_id not in self.held:
             other = self.source.graph.nodes[node_id]
-            raise self.source.fail(node, f"operand {position} ({other.op.mnemonic}) is no value of the program")
-        held = self.held[node_id]
-        return held, self.values[held.index]
+            raise self.source.fail(node, f"its operand {other.op.mnemonic} ({node_id}) is no value of the program")
+        return self.held[node_id]
 
     def product_fields(
         self, node: Node, kind: str, weights: Weights, x: Value, dims: tuple[int, ...]

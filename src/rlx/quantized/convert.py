@@ -18,6 +18,7 @@ from rlx.compile.ptq.observers import LEVELS, Observer
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.graph import Graph, NodeId
 from rlx.quantized.building import Building
+from rlx.quantized.float_forms import in_integer_forms
 from rlx.quantized.float_graphs import FloatGraph
 from rlx.quantized.packing import largest_code
 from rlx.quantized.planning import Plan
@@ -48,7 +49,7 @@ def quantize(
         raise QuantizedError(f"quantize: activations are i8 or i16, got {dtype}")
     if fraction_bits not in (15, 31):
         raise QuantizedError(f"quantize: multipliers have 31 or 15 bits, got {fraction_bits}")
-    source = FloatGraph(graph, params)
+    source = in_integer_forms(FloatGraph(graph, params))
     plan = Plan(source)
     thresholds = _thresholds(source, plan, list(batches), method)
     built = Building(source, plan, thresholds, bits, dtype, fraction_bits)

@@ -15,7 +15,7 @@ from rlx.ops.control.scans import Scan
 from rlx.ops.linalg.contraction import MatMul
 from rlx.ops.nn.convolution import Conv
 from rlx.ops.nn.norms import LayerNorm
-from rlx.ops.pointwise.arithmetic import Binary, BinaryOp
+from rlx.ops.pointwise.arithmetic import Binary, BinaryOp, Clamp, Compare, Where
 from rlx.ops.pointwise.unary import Activation, ActivationKind
 from rlx.ops.reduction.reductions import ReduceOp
 from rlx.ops.reduction.window_reductions import ReduceWindow
@@ -41,17 +41,22 @@ class Plan:
         # Attention -> the values, with heads side by side, that it reads; those of which only 8 bits are read.
         self.heads: dict[NodeId, tuple[NodeId, NodeId, NodeId]] = {}
         self.narrow: set[NodeId] = set()
+        # Functions of one number written as several nodes: the last one -> the value that all of them are made of.
+        self.functions: dict[NodeId, NodeId] = {}
         # Loops over the rows of a sequence, and the sums of gates that each reads.
         self.cells: dict[NodeId, Cell] = {}
         self.gates: dict[NodeId, NodeId] = {}
+        self._planned: set[NodeId] = set()
         for node in source.graph.nodes:
-            if node.id in source.dynamic and node.id not in self.absorbed:
+            if node.id in source.dynamic and node.id not in self.absorbed | self._planned:
                 self._plan(node)
 
     def _plan(self, node: Node) -> None:
         source, op = self.source, node.op
         if node.id == source.input.id:
             self._finish(node, node)
+        elif self._take_function(node):
+            pass
         elif isinstance(op, MatMul | Conv):
             self._finish(node, self._with_bias(node))
         elif isinstance(op, Pad):
@@ -100,6 +105,49 @@ class Plan:
         dims = self.source.graph.shape(constant).dims
         from_end = product.shape.rank - 1 if isinstance(product.op, Conv) else 1
         return all(d == 1 for n, d in enumerate(reversed(dims), 1) if n != from_end)
+
+    def _take_function(self, first: Node) -> bool:
+        """A function of one number that is written as several nodes, as a leaky relu is: a table, made of all of them.
+
+        Nodes with steps of their own keep these.
+        """
+        source = self.source
+        roots = {i for i in first.inputs if i in source.dynamic}
+        if len(roots) != 1 or not self._is_function(first):
+            return False
+        root = roots.pop()
+        inside: set[NodeId] = set()
+        for node in source.graph.nodes[first.id :]:
+            values = {i for i in node.inputs if i in source.dynamic}
+            if values and values <= inside | {root} and node.id not in self.absorbed and self._is_function(node):
+                inside.add(node.id)
+        nodes = [source.graph.nodes[i] for i in sorted(inside)]
+        if first.id not in inside or all(self._has_step(node) for node in nodes):
+            return False
+        ends = [n for n in nodes if n.id in source.graph.outputs or set(source.uses[n.id]) - inside]
+        if not all(n.shape.dtype.is_float for n in ends):
+            return False
+        self.absorbed |= inside - {n.id for n in ends}
+        for end in ends:
+            self.functions[end.id] = root
+            self._finish(end, end)
+        self._planned |= inside
+        return True
+
+    def _is_function(self, node: Node) -> bool:
+        """Whether each element depends on the same element of one value, and on numbers."""
+        numbers = [i for i in node.inputs if i not in self.source.dynamic]
+        is_pointwise = isinstance(node.op, Activation | Binary | Compare | Where | Clamp)
+        return is_pointwise and all(self.source.scalar(i) is not None for i in numbers)
+
+    def _has_step(self, node: Node) -> bool:
+        values = [i for i in node.inputs if i in self.source.dynamic]
+        return (
+            isinstance(node.op, Activation)
+            or self._is_pair(node)
+            or self.constant_term(node) is not None
+            or self.source.bounds_of(node, values[0]) is not None
+        )
 
     def _take_division(self, node: Node) -> None:
         """A mean is a sum of windows divided by their size."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -48,8 +48,12 @@ def open_tokens(path: str | os.PathLike[str], dtype: Any = None) -> Tokens:
         if place.stat().st_size % kind.itemsize:
             raise FormatError(f"{place}: {place.stat().st_size} bytes are not a whole number of {kind} tokens")
         ids = np.memmap(place, kind, "r")
+    return _one_row(ids, str(place))
+
+
+def _one_row(ids: npt.NDArray[Any], name: str) -> Tokens:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise FormatError(f"{place}: token ids are one row of integers, got {ids.dtype}{list(ids.shape)}")
+        raise FormatError(f"{name}: token ids are one row of integers, got {ids.dtype}{list(ids.shape)}")
     return ids
 
 
@@ -106,7 +110,7 @@ class TokenBatches:
 
 
 def token_batches(
-    source: str | os.PathLike[str] | Tokens,
+    source: str | os.PathLike[str] | Tokens | Sequence[int],
     batch: int,
     length: int,
     *,
@@ -114,13 +118,14 @@ def token_batches(
     vocab: int | None = None,
     dtype: Any = None,
 ) -> TokenBatches:
-    """Batches of windows from a file (see `open_tokens`) or an array of ids; with seed None in the file's order.
+    """Batches of windows from a file (see `open_tokens`) or a row of ids; with seed None in the file's order.
 
     With `vocab` every id is checked to be below it.
     """
-    if isinstance(source, np.ndarray):
-        return TokenBatches(source, batch, length, seed, vocab, "token_batches")
-    return TokenBatches(open_tokens(source, dtype), batch, length, seed, vocab, str(source))
+    if isinstance(source, (str, os.PathLike)):
+        return TokenBatches(open_tokens(source, dtype), batch, length, seed, vocab, str(source))
+    ids = _one_row(np.asarray(source), "token_batches")
+    return TokenBatches(ids, batch, length, seed, vocab, "token_batches")
 
 
 class ArrayBatches:
@@ -129,10 +134,14 @@ class ArrayBatches:
     tokens_per_batch: int | None = None
 
     def __init__(self, arrays: Any, batch: int, seed: int | None) -> None:
-        sizes = {len(x) for x in tree.leaves(arrays)}
+        sizes = {np.shape(x)[:1] for x in tree.leaves(arrays)}
+        if () in sizes or not sizes:
+            what = "a number (lists are trees; make arrays of them by np.array)" if sizes else "none"
+            raise ShapeError(f"array_batches: arrays with one row per example are needed, got {what}")
         if len(sizes) != 1:
-            raise ShapeError(f"array_batches: all arrays need the same number of rows, got {sorted(sizes)}")
-        (count,) = sizes
+            rows = sorted(size for (size,) in sizes)
+            raise ShapeError(f"array_batches: all arrays need the same number of rows, got {rows}")
+        ((count,),) = sizes
         if not 1 <= batch <= count:
             raise ShapeError(f"array_batches: batch must be between 1 and the {count} rows, got {batch}")
         self._arrays, self._epochs = arrays, _Epochs(count, batch, seed)

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,8 +64,9 @@ class _Best:
         return {"best": self.row, "since": self.since}
 
     def add(self, row: Row) -> bool:
-        """Whether this evaluation is the best."""
-        is_best = self.row is None or row["loss"] < self.row["loss"]
+        """Whether this evaluation is the best. One without a number never is, and any number is better."""
+        before = math.inf if self.row is None or math.isnan(self.row["loss"]) else self.row["loss"]
+        is_best = self.row is None or row["loss"] < before
         self.row, self.since = (row, 0) if is_best else (self.row, self.since + 1)
         return is_best
 
@@ -83,14 +84,14 @@ def fit(
     evaluate: Evaluate | None = None,
     evaluate_every: int = 100,
     patience: int | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     prefetch: int = 2,
 ) -> FitResult:
     """Train until `steps` steps are made in all, those before a resume included.
 
     `batches(n)` gives the batch of step n; see `token_batches` and `array_batches`. `evaluate(params)` gives a loss, or
     a dict with one, after every `evaluate_every` steps and at the end; training stops when `patience` evaluations in a
-    row brought nothing better, or when a callback returns True.
+    row brought nothing better, or when a callback (one function, or several) returns True.
 
     With `out`, a folder: metrics.jsonl, loss.png, a checkpoint after every `save_every` steps and at the end (the last
     `keep` stay), and best/ with the parameters of the best evaluation.
@@ -100,6 +101,7 @@ def fit(
             "fit: batches must be a function of the step, so that a run can be resumed anywhere; "
             "see rlx.train.array_batches and rlx.train.token_batches"
         )
+    callbacks = [callbacks] if callable(callbacks) else list(callbacks)
     _check_settings(steps, save_every, evaluate, evaluate_every, patience)
     folder = None if out is None else folder_of(out)
     saved: dict[str, Any] = {}
@@ -134,7 +136,7 @@ def fit(
                 if evaluate is not None and (done % evaluate_every == 0 or is_last):
                     metrics = run.evaluated(evaluate, metrics)
                 run.finished(metrics)
-                stops = [callback(StepReport(done, run.state, metrics)) is True for callback in callbacks]
+                stops = [_is_true(callback(StepReport(done, run.state, metrics))) for callback in callbacks]
                 reason = "stopped by a callback" if any(stops) else run.reason(patience)
                 if is_last or reason != "finished" or (save_every and done % save_every == 0):
                     run.save()
@@ -157,6 +159,24 @@ def fit(
     if has_curve and line.on:
         print(curve_text(points), file=sys.stderr)
     return FitResult(run.state, run.journal.rows, run.best.row, reason)
+
+
+def _is_true(answer: object) -> bool:
+    """Comparisons of metrics and of arrays give bools of their own; any other answer does not stop a run."""
+    found = np.asarray(answer)
+    return bool(found.dtype == bool and found.size == 1 and found.item())
+
+
+def _numbers(what: str, values: Mapping[str, Any]) -> Row:
+    """Metrics as Python numbers, which every line of the journal holds."""
+    found: Row = {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        number = array.item() if array.size == 1 else None
+        if not isinstance(number, (bool, int, float)):
+            raise TrainingError(f"fit: {what} {name!r} must be one number, got {array.dtype}{list(array.shape)}")
+        found[name] = number
+    return found
 
 
 def _journal(folder: Path | None, first: int) -> Journal:
@@ -194,7 +214,7 @@ class _Run:
         started = time.perf_counter()
         self.is_whole = False
         self.state, found = self._step(self.state, batch)
-        row: Row = {"step": number, **{name: np.asarray(value).item() for name, value in found.items()}}
+        row: Row = {"step": number, **_numbers("the metric", found)}
         row["seconds"] = round(time.perf_counter() - started, 6)
         # A step that was skipped because of an overflow is no failure until the scale cannot fall any further.
         is_skipped = row.get("skipped", False) and row["loss_scale"] > 1
@@ -210,7 +230,7 @@ class _Run:
         found = result if isinstance(result, dict) else {"loss": result}
         if "loss" not in found:
             raise TrainingError(f"fit: evaluate must return a loss or a dict with 'loss', got the keys {sorted(found)}")
-        values = {name: np.asarray(value).item() for name, value in found.items()}
+        values = _numbers("evaluate's", found)
         is_best = self.best.add({"step": row["step"], **values})
         if is_best and self._folder is not None:
             save_checkpoint(self._folder / "best", self.state.params, row["step"], keep=1)

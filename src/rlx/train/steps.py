@@ -29,6 +29,7 @@ from rlx.train.recompute import MemoryPlan, fitting, recomputing
 __all__ = ["CompiledStep", "TrainState", "init_state", "make_step"]
 
 Loss = Callable[..., Any]
+_OWN_METRICS = frozenset({"loss", "loss_scale", "skipped", "step", "seconds"})
 Step = Callable[[Any, Any], tuple[Any, dict[str, Any]]]
 
 
@@ -90,6 +91,7 @@ def make_step(
         arguments = (narrowed(params), narrowed(batch), *((key,) if takes_key else ()))
         result = loss_fn(*arguments)
         loss, metrics = result if isinstance(result, tuple) else (result, {})
+        _check_metrics(metrics)
         if narrow is not None:
             loss = rnp.astype(loss, "f32")
         return (loss if scale is None else loss * rnp.astype(scale, loss.dtype)), (loss, metrics)
@@ -169,6 +171,17 @@ class CompiledStep:
 
             found = self._programs[recomputed] = rlx.jit(step, donate_argnums=self._donated)
         return found
+
+
+def _check_metrics(metrics: Any) -> None:
+    """The loss and what `fit` adds have names of their own."""
+    if not isinstance(metrics, dict):
+        raise TrainingError(
+            f"make_step: beside the loss a dict of other scalars is expected, got a {type(metrics).__name__}"
+        )
+    taken = sorted(metrics.keys() & _OWN_METRICS)
+    if taken:
+        raise TrainingError(f"make_step: {taken[0]!r} is a metric of the step itself; give yours another name")
 
 
 def _narrow_dtype(precision: str | None) -> str | None:
