@@ -36,6 +36,7 @@ SURFACE |= {
     "audio": "runtime",
     "rf": "runtime",
     "sparse": "runtime",
+    "onnx": "runtime",
 }
 SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "splat"}
 SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")

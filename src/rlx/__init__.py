@@ -147,7 +147,7 @@ _MODULES = frozenset(
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
     | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
     | {"lax", "scipy", "tree_util", "flatten_util", "jax_names"}
-    | {"finetune", "quantized", "sharding", "distributed", "planning"}
+    | {"onnx", "finetune", "quantized", "sharding", "distributed", "planning"}
 )
 # Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
 _SHOWN_OPS = ("pointwise", "shape", "reduction", "linalg", "nn", "attn", "control", "parallel")
@@ -170,7 +170,7 @@ if TYPE_CHECKING:
 _UNSHOWN = frozenset(
     {"CacheBuster", "CalibrationRecord", "HirOp", "MissReason", "MissedFusion", "Philox4x32", "Tick"}
     | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
-    | {"block_until_ready", "device_get", "flatten_util", "linear_transpose", "tree_util"}
+    | {"block_until_ready", "compat", "device_get", "flatten_util", "linear_transpose", "tree_util"}
     | {"ShapeDtypeStruct", "clear_caches", "default_backend", "jacobian", "jax_names", "make_jaxpr", "typeof"}
     | {"pipeline_schedule", "rlx_model", "scalar_constant_bytes", "stamp_pass_origins", "time_ns"}
 )

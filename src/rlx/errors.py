@@ -35,6 +35,10 @@ class FormatError(RlxError, ValueError):
     """A file or JSON document that is not what it claims to be."""
 
 
+class UnsupportedOnnx(RlxError, NotImplementedError):
+    """An ONNX model needs an op, or a way of using one, that rlx does not have; the message names the nodes."""
+
+
 class VerificationError(RlxError):
     """A graph breaks the rules of the IR."""
 

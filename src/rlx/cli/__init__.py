@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "generate": "continue a text",
     "embed": "turn texts into vectors",
     "transcribe": "transcribe or translate speech in WAV files",
+    "run": "run an ONNX model or a program once",
     "perplexity": "measure how well a model predicts a text",
     "finetune": "fine-tune a language model on your texts or chats",
     "train": "train a small language model from scratch",

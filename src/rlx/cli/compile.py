@@ -4,6 +4,7 @@
 
 examples:
   rlx compile smollm2 smollm2.rlxc
+  rlx compile model.onnx model.rlxc
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Export a model or a program as files for a target.
 
-MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, or a graph (.rlx: its text, or a file of
-`rlx.save_graph`). For the target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)` runs without
-compiling anything. For the target web it is a folder with a page that any file server can serve; `rlx serve-web OUT`
-tries it. For rocm it is a folder with a code object for each chip.
+MODEL is a GGUF file, a Hugging Face directory, the name of a pulled model, an ONNX file, or a graph (.rlx: its text, or
+a file of `rlx.save_graph`). For the target cpu, OUT is one file with code and weights that `rlx.load_compiled(OUT)`
+runs without compiling anything. For the target web it is a folder with a page that any file server can serve;
+`rlx serve-web OUT` tries it. For rocm it is a folder with a code object for each chip.
 
 Microcontrollers take integer programs (.rlxq, from `rlx quantize-graph`), or `mnist`, which comes with rlx; OUT is a
 folder with C that needs no library. The target fpga takes them too; OUT is a folder with Verilog and a testbench. For
@@ -11,6 +11,7 @@ TPUs OUT is a folder with an executable and a report of its memory.
 
 examples:
   rlx export cpu smollm2 smollm2.rlxc
+  rlx export cpu model.onnx model.rlxc
   rlx export cpu graph.rlx graph.rlxc --option weights=none
   rlx export web smollm2 page --gpu
   rlx export rocm graph.rlx graph-amd --option arch=gfx942,gfx1100
@@ -113,6 +114,11 @@ def _exported(exporter: Exporter, model: str, out: Path, options: Mapping[str, s
             names = ", ".join(str(n.name) for n in graph.params[:3])
             raise RlxError(f"{model}: a graph has no values for its params ({names}); make them constants or inputs")
         return exporter.export(graph, {}, out, options)
+    if model.endswith(".onnx"):
+        import rlx.onnx
+
+        loaded = rlx.onnx.load(model)
+        return exporter.export(loaded.graph, loaded.params, out, options)
     from rlx.models.exporting import model_program
 
     found = model_program(model)

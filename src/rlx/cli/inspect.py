@@ -1,9 +1,10 @@
-"""Show what is in a model file: metadata and tensors of a GGUF or safetensors file, of a Hugging Face folder, or the
-text of a saved graph. Only headers are read.
+"""Show what is in a model file: metadata and tensors of a GGUF, safetensors or ONNX file, of a Hugging Face folder, or
+the text of a saved graph. Only headers are read.
 
 examples:
   rlx inspect model.gguf
   rlx inspect model.gguf --tensors 'blk.0.*'
+  rlx inspect model.onnx
   rlx inspect path/to/hf_dir --json
   rlx inspect smollm2
 """
@@ -80,6 +81,8 @@ def summarize(path: Path) -> Summary:
     """Metadata and tensors of a model."""
     if path.is_dir() or path.name.endswith((".safetensors", ".json")):
         return _summary_of_safetensors(path)
+    if path.name.endswith(".onnx"):
+        return _summary_of_onnx(path)
     with open_gguf(path) as file:
         lines = [TensorLine(t.name, str(t.type), t.shape, t.nbytes, t.offset) for t in file.tensors.values()]
         return Summary(path, f"GGUF version {file.version}, {file.byte_order} endian", _metadata_of_gguf(file), lines)
@@ -87,6 +90,32 @@ def summarize(path: Path) -> Summary:
 
 def _metadata_of_gguf(file: GgufFile) -> dict[str, object]:
     return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in file.metadata.items()}
+
+
+def _summary_of_onnx(path: Path) -> Summary:
+    from rlx.formats.onnx import OnnxValue, open_onnx
+    from rlx.formats.onnx.structure import ELEMENT_TYPES
+
+    def kind(number: int | None) -> str:
+        return str(ELEMENT_TYPES.get(number or 0, f"type {number}"))
+
+    def shown(value: OnnxValue) -> str:
+        sizes = "?" if value.shape is None else ",".join("?" if n is None else str(n) for n in value.shape)
+        return f"{value.name}: {kind(value.type)}[{sizes}]" if value.kind == "tensor" else f"{value.name}: {value.kind}"
+
+    file = open_onnx(path)
+    graph = file.graph
+    versions = ", ".join(f"{domain} {version}".strip() for domain, version in file.opsets.items())
+    ops = Counter(node.op for node in graph.nodes)
+    metadata: dict[str, object] = {
+        "producer": file.producer,
+        **file.metadata,
+        "inputs": ", ".join(shown(v) for v in graph.inputs if v.name not in graph.constants),
+        "outputs": ", ".join(map(shown, graph.outputs)),
+        "ops": ", ".join(f"{n} {op}" if n > 1 else op for op, n in sorted(ops.items())),
+    }
+    lines = [TensorLine(name, kind(t.type).upper(), t.shape, t.nbytes, 0) for name, t in graph.constants.items()]
+    return Summary(path, f"ONNX, opset {versions}", metadata, lines)
 
 
 def _summary_of_safetensors(path: Path) -> Summary:
@@ -112,7 +141,7 @@ def _config(path: Path) -> dict[str, object]:
 
 
 def _is_model(path: Path) -> bool:
-    if path.name.endswith((".gguf", ".safetensors", ".index.json")):
+    if path.name.endswith((".gguf", ".safetensors", ".index.json", ".onnx")):
         return True
     with open(path, "rb") as file:
         return file.read(4) == b"GGUF"
