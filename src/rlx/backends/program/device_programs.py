@@ -5,7 +5,6 @@ Weights are copied when they change, not at each run. A device brings its arrays
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ import numpy as np
 from rlx.backends.api import Array, Executable, KernelTime, Prepared
 from rlx.backends.kernel_times import timed
 from rlx.backends.program.loop_plan import working_bytes
-from rlx.backends.program.params import checked_param
+from rlx.backends.program.params import ProgramParams, checked_param
 from rlx.backends.program.program import Program, Programs
 from rlx.ir.lir import LirModule
 from rlx.ir.shape import Size
@@ -41,7 +40,7 @@ class _Placed(Protocol):
 A = TypeVar("A", bound=_Placed)
 
 
-class DeviceParams(Prepared, Generic[A]):
+class DeviceParams(ProgramParams, Generic[A]):
     """The params of a program: those `given` by the caller, as copies that `put` makes, and those `made` of them."""
 
     def __init__(
@@ -52,8 +51,7 @@ class DeviceParams(Prepared, Generic[A]):
         made: Mapping[str, A] | None = None,
         before: DeviceParams[A] | None = None,
     ) -> None:
-        super().__init__(given)
-        self._read = {leaf.name for leaf in program.params}
+        super().__init__(program, given)
         self.arrays: dict[str, A] = {}
         for leaf in program.params:
             if made is not None and leaf.name in made:
@@ -69,11 +67,6 @@ class DeviceParams(Prepared, Generic[A]):
     @property
     def byte_size(self) -> int:
         return sum(a.nbytes for a in self.arrays.values())
-
-    def without_originals(self) -> DeviceParams[A]:
-        twin = copy.copy(self)
-        twin.values = {name: value for name, value in self.values.items() if name in self._read}
-        return twin
 
 
 class DeviceExecutable(Executable, Generic[A]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Hashable, Mapping
+from typing import Self
 
 import numpy as np
 
@@ -16,7 +17,20 @@ from rlx.errors import BindingError
 _serials = itertools.count()
 
 
-class CpuParams(Prepared):
+class ProgramParams(Prepared):
+    """What a program has been given. Weights that only `prepare` has read can be let go."""
+
+    def __init__(self, program: Program, given: Mapping[str, Array]) -> None:
+        super().__init__(given)
+        self._read = {leaf.name for leaf in program.params}
+
+    def without_originals(self) -> Self:
+        twin = copy.copy(self)
+        twin.values = {name: value for name, value in self.values.items() if name in self._read}
+        return twin
+
+
+class CpuParams(ProgramParams):
     """The params of a program: those `given` by the caller, and those `made` of them.
 
     `serial` tells one set from another, so that a context that has written the addresses of a set knows it again
@@ -24,8 +38,7 @@ class CpuParams(Prepared):
     """
 
     def __init__(self, program: Program, given: Mapping[str, Array], made: Mapping[str, Array] | None = None) -> None:
-        super().__init__(given)
-        self._read = {leaf.name for leaf in program.params}
+        super().__init__(program, given)
         self.serial = next(_serials)
         self.short_calls: dict[Hashable, ShortCall] = {}
         values = {**given, **(made or {})}
@@ -39,11 +52,6 @@ class CpuParams(Prepared):
     @property
     def byte_size(self) -> int:
         return sum(a.nbytes for a in self.arrays)
-
-    def without_originals(self) -> CpuParams:
-        twin = copy.copy(self)
-        twin.values = {name: value for name, value in self.values.items() if name in self._read}
-        return twin
 
 
 def checked_param(program: Program, leaf: Leaf, values: Mapping[str, Array]) -> Array:

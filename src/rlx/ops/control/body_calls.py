@@ -18,7 +18,7 @@ from rlx.ops.control.body_transforms import (
     batch_body,
     build_step,
     chosen,
-    push_body,
+    pushed_program,
     spread,
     types,
     vjp_program,
@@ -49,16 +49,8 @@ class BodyCall(TransformableBodyOp):
 
     def value_and_jvp(self, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, Any]:
         known = [t is not None for t in tangents]
-        moved: list[bool] = []
-
-        def both(x: list[Tensor], dx: list[Tensor]) -> list[Tensor]:
-            outputs, pushed = push_body(self.body, x, spread(dx, known))
-            moved.extend(t is not None for t in pushed)
-            return [*outputs, *(t for t in pushed if t is not None)]
-
-        directions = chosen(tangents, known)
-        body = build_step(f"{self.body.name}_jvp", both, ("x", types(primals)), ("d_x", types(directions)))
-        results = as_tuple(self.replace(body=body)(*primals, *directions))
+        body, moved = pushed_program(self.body, types(primals), known)
+        results = as_tuple(self.replace(body=body)(*primals, *chosen(tangents, known)))
         return one_or_tuple(results[: len(moved)]), one_or_tuple(spread(results[len(moved) :], moved))
 
     def batch(self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:

@@ -58,6 +58,19 @@ def push_body(
     return _engine().push_forward(body, dict(zip(ids, operands, strict=True)), known)
 
 
+def pushed_program(body: Graph, types: Sequence[Shape], known: Sequence[bool]) -> tuple[Graph, list[bool]]:
+    """The body that takes operands, and tangents of those that are `known` to have one, and gives the outputs of `body`
+    and then their tangents, except those that are zero; and which outputs have one."""
+    moved: list[bool] = []
+
+    def both(x: list[Tensor], dx: list[Tensor]) -> list[Tensor]:
+        outputs, pushed = push_body(body, x, spread(dx, known))
+        moved.extend(t is not None for t in pushed)
+        return [*outputs, *(t for t in pushed if t is not None)]
+
+    return build_step(f"{body.name}_jvp", both, ("x", types), ("d_x", chosen(types, known))), moved
+
+
 def pull_body(
     body: Graph, operands: Sequence[Tensor], wrt: Sequence[bool], cotangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:

@@ -31,7 +31,7 @@ from rlx.ops.control.body_transforms import (
     build_step,
     chosen,
     pull_body,
-    push_body,
+    pushed_program,
     spread,
     with_batch_axis,
 )
@@ -108,15 +108,7 @@ class ShardMap(TransformableBodyOp):
 
     def value_and_jvp(self, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, Any]:
         known = [t is not None for t in tangents]
-        moved: list[bool] = []
-
-        def both(x: list[Tensor], dx: list[Tensor]) -> list[Tensor]:
-            outputs, pushed = push_body(self.body, x, spread(dx, known))
-            moved.extend(t is not None for t in pushed)
-            return [*outputs, *(t for t in pushed if t is not None)]
-
-        types = self._part_types(primals)
-        body = build_step(f"{self.body.name}_jvp", both, ("x", types), ("d_x", chosen(types, known)))
+        body, moved = pushed_program(self.body, self._part_types(primals), known)
         ins = (*self.in_shardings, *chosen(self.in_shardings, known))
         outs = (*self.out_shardings, *chosen(self.out_shardings, moved))
         results = as_tuple(ShardMap(body, ins, outs)(*primals, *chosen(tangents, known)))
