@@ -164,6 +164,20 @@ class TestPrograms:
         graph.set_outputs([rnp.linalg.solve(graph.input("a", (6, 6)), graph.input("b", (6, 2)))])
         assert "host (no native kernel)" in str(rlx.Session("wgpu").compile(graph).report)
 
+    def test_loops_are_longer_than_drivers_on_processors_count(self):
+        """llvmpipe leaves loops after 65,535 rounds; what is beyond that even in longer rounds is refused."""
+        from rlx.backends.wgpu.device import open_gpu
+
+        def total(x, count):
+            return np.asarray(rlx.jit(lambda x: rnp.sum(rnp.broadcast_to(x, (3, count)), 1), device="wgpu")(x))
+
+        np.testing.assert_array_equal(total(np.ones((3, 1), np.float32), 200_003), [200_003] * 3)
+        if open_gpu().most_rounds:
+            with pytest.raises(
+                BackendError, match=r"up to 2000000 rounds of loops in an invocation; llvmpipe .* stops"
+            ):
+                total(np.ones((3, 1), np.float32), 2_000_000)
+
     def test_kernels_are_timed(self):
         compiled = rlx.jit(lambda x, w: x @ w, device="wgpu")
         compiled(normal(8, 8), normal(8, 8))
