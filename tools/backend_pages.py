@@ -17,6 +17,7 @@ import rlx.sparse  # noqa: F401  (all three register ops)
 from rlx.backends.program.program import build_program
 from rlx.backends.text_gpu.code import TextCode, TextLoader
 from rlx.compile.compiler import CompilePipeline
+from rlx.compile.lower.lower import IN_F64
 from rlx.compile.target import Target, targets
 from rlx.errors import RlxError
 from rlx.ir.binding import bind_graph
@@ -34,7 +35,7 @@ from rlx.ops.lowered.factor_steps import RequireFactors
 LEAVES = (Input, Param, Constant, Project)
 # Kernels differ by kind of type, not by width: f32 (or what an op has instead), and complex numbers.
 SWEPT = ("f32", "c64")
-# Machines without f64: kernels that compute in it, whatever values come and go, are refused there.
+# Machines without f64: what computes in it, whatever values come and go, is left to the host there.
 WITHOUT_F64 = {"metal": METAL, "wgpu": WGSL}
 DOUBLE = (DType.F64, DType.C128)
 
@@ -59,8 +60,8 @@ Every op on every backend that compiles programs, found by compiling the samples
 
 A page of `rlx export web` is WebAssembly without a host: what is **host** in the column wasm is refused by name there.
 WGSL and Metal have no f64: on `wgpu` and `metal` values of f64 and c128 are refused by name, which the columns leave
-out, and so are kernels that compute in f64 (factorisations of matrices, some functions of complex numbers), which they
-name. On `opencl` it is the same where the device has none.
+out; factorisations of matrices and solves, which compute in f64, run on the host. On `opencl` it is the same where the
+device has none.
 
 What was executed how: `cpu` and `wasm` on processors, `cuda` on an H200, `wgpu` on lavapipe and `opencl` on pocl, which
 are processors that stand in for a GPU, `xla` and `mlx` on their CPU builds. `metal` has never been run on an Apple GPU
@@ -129,12 +130,12 @@ def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str
     machine = WITHOUT_F64.get(pipeline.target)
     for lir in (compiled.lir, compiled.prepare):
         if machine and lir is not None and not _has_doubles(graph) and _computes_in_f64(lir, machine):
-            return {"refused: it computes in f64"}
+            return {"refused: a kernel computes in f64"}
         for kernel in lir.kernels if lir is not None else ():
             program = lir.as_graph()
             nodes = [program.nodes[i] for i in kernel.nodes]
             if kernel.kind == "call" and not isinstance(nodes[0].op, Project):
-                verdicts.add(f"host: {_reason(program, nodes[0])}")
+                verdicts.add(f"host: {_reason(program, nodes[0], machine)}")
             elif kernel.kind != "call":
                 verdicts.add("native" if any(type(node.op) is cls for node in nodes) else "lowered")
     return verdicts or {"lowered"}
@@ -179,13 +180,15 @@ def _on_engine(target: str, cls: type[Op], graph: Graph) -> set[str]:
 ENGINES: dict[str, Callable[[type[Op], Graph], set[str]]] = {name: partial(_on_engine, name) for name in ("mlx", "xla")}
 
 
-def _reason(graph: Graph, node: Node) -> str:
-    """Why a node has no kernel: what is special about its types, or what it is."""
+def _reason(graph: Graph, node: Node, without_f64: Machine | None) -> str:
+    """Why a node has no kernel: what is special about its types or its machine, or what it is."""
     types = [s.dtype for i in (*node.inputs, node.id) for s in graph.nodes[i].shapes]
     if isinstance(node.op, RequireFactors):
         return "whether it has gone well"
     if node.op.effect:
         return "an effect"
+    if without_f64 and type(node.op) in IN_F64:
+        return "it computes in f64"
     if any(t.is_complex for t in types):
         return "complex numbers"
     if any(t.is_storage or t in (DType.I4, DType.U4) for t in types):

@@ -8,7 +8,9 @@ from rlx.backends.native.elf import undefined_symbols
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.maps import map_kernel
 from rlx.kernels.emit.llvm_codegen import compile_object
-from rlx.kernels.machines import AVX512, MACHINES
+from rlx.kernels.ir.loop_ir import Let, walk
+from rlx.kernels.legalize import legalize
+from rlx.kernels.machines import AVX512, MACHINES, WGSL
 from rlx.kernels.specs.expr import apply, operand
 from rlx.kernels.specs.scopes import Access
 
@@ -84,11 +86,21 @@ def test_integer_powers_wrap(dtype, target):
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_the_interpreter_agrees():
+def computes_in_f64(made):
+    return any(isinstance(s, Let) and s.result.dtype is DType.F64 for s in walk(made.body))
+
+
+@pytest.mark.parametrize("machine", [AVX512, WGSL], ids=lambda m: m.name)
+def test_the_interpreter_agrees(machine):
+    """On what is emitted: remainders of f32 are found in f64 on machines that have it, and on no others."""
     a, b = floats("f4", 8), rng.permutation(floats("f4", 8))
-    made = kernel("rem", DType.F32, AVX512)
+    made = legalize(kernel("rem", DType.F32, machine), machine)
+    assert computes_in_f64(made) == machine.has_f64
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(interpreted(made, arguments(a, b))["y"], np.fmod(a, b))
+
+
+def test_the_interpreter_agrees_on_powers():
     a, b = rng.integers(-9, 9, 33).astype("i4"), rng.integers(-3, 40, 33).astype("i4")
     wanted = [wrapped_power(int(x), int(y), "i4") for x, y in zip(a, b)]
     np.testing.assert_array_equal(interpreted(kernel("pow", DType.I32, AVX512), arguments(a, b))["y"], wanted)

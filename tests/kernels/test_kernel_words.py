@@ -12,6 +12,7 @@ from rlx.kernels.ir.loop_ir import Atomic, Buffer, Let, Load, Store, ValueType, 
 from rlx.kernels.legalize import KernelRefused, legalize
 from rlx.kernels.machines import WGSL
 from rlx.kernels.words.ranges import wide_values
+from rlx.kernels.words.rounds import in_long_rounds, most_rounds
 from rlx.kernels.words.words import in_words
 
 COUNT = 37
@@ -210,3 +211,33 @@ def test_pow_without_f64():
         interpret(kernel, {"x": a, "y": b, "z": got})
     wanted = a.astype(np.float64) ** b
     assert np.abs(got / wanted - 1).max() < 2 * 2.0**-23
+
+
+def triangle():
+    """y[i] = Σ x[j]·j for j below i + 1, in steps of 3, counted on the way; then a search that ends early."""
+    k = KernelBuilder("triangle")
+    x, y, n = k.pointer("x", DType.F32), k.pointer("y", DType.F32, write=True), k.index("n")
+    with k.parallel("i", n) as i:
+        with k.fold("j", 0, i + 1, 3, [k.const(0.0, DType.F32), k.const(0, DType.I32)]) as fold:
+            total, count = fold.values
+            fold.next(total + k.load(x, fold.index) * k.cast(fold.index, DType.F32), count + 1)
+        with k.fold("found", 0, 1000, init=[k.const(0.0, DType.F32)]) as search:
+            search.next(search.values[0] + 1.0, again=search.index < 4)
+        k.store(y, i, fold.results[0] + k.cast(fold.results[1], DType.F32) + search.results[0])
+    return k.build()
+
+
+def test_rounds_of_loops_are_counted_from_sizes():
+    kernel = triangle()
+    assert most_rounds(kernel, [7]) == 3 and most_rounds(kernel, [300_000]) == 100_000
+    assert most_rounds(in_long_rounds(kernel), [300_000]) == 6250
+
+
+@pytest.mark.parametrize("count", [1, 3, 46, 48, 49, 100])
+def test_long_rounds_do_the_same(count):
+    x = np.random.default_rng(count).standard_normal(count).astype("f4")
+    plain, joined = ({"x": x, "y": np.zeros(count, "f4"), "n": count} for _ in range(2))
+    interpret(triangle(), plain)
+    interpret(in_long_rounds(triangle()), joined)
+    np.testing.assert_array_equal(plain["y"], joined["y"])
+    assert plain["y"][0] == 6.0

@@ -93,6 +93,7 @@ def generator(machine: Machine) -> Generator:
         shares_steps=not machine.is_gpu,
         factor_bytes=machine.shared_bytes if machine.is_gpu and machine.has_f64 else 0,
         sorts_values=not machine.is_gpu,
+        has_f64=machine.has_f64,
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
         cache_bytes=0 if machine.is_gpu else CACHE_BYTES,

@@ -22,6 +22,7 @@ from rlx.kernels.ir.loop_ir import INDEX, Attr, Buffer, Kernel, Let, LoopKind, O
 from rlx.kernels.ir.operations import MATH, REDUCTIONS
 from rlx.kernels.ir.rewrite import copy_into
 from rlx.kernels.machines import Machine
+from rlx.kernels.math.exact_math import float_remainder
 from rlx.kernels.math.vector_math import (
     copysign,
     erf,
@@ -382,5 +383,5 @@ _VECTOR_SIZES = (16, 32, 64)
 
 MATH_EXPANSIONS: dict[str, Callable[..., Value]] = {
     f.__name__: f for f in (exp, exp_negative, expm1, log, log1p, tanh, erf, erfc, normal_cdf, sin, cos, tan, atan, pow)
-}
+} | {"fmod": float_remainder}
 _ROUNDING: dict[str, Callable[..., Value]] = {"round": round_even, "floor": floor, "ceil": ceil, "trunc": trunc}

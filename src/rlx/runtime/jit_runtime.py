@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
 
     def run(arrays: Sequence[Any]) -> list[Any]:
         # NumPy's numbers, such as np.int32(2), are arrays for no device.
-        values = (np.asarray(a) if isinstance(a, np.generic) else a for a in arrays)
+        values: Iterator[Any] = (np.asarray(a) if isinstance(a, np.generic) else a for a in arrays)
         given = dict(zip(keys, values, strict=True))
         if checks:
             binding = infer_binding((key, node.shape, given[key].shape) for key, node in zip(keys, leaves))

@@ -19,7 +19,7 @@ from rlx.backends.wasm.gpu_program import buffer_sizes
 from rlx.backends.wasm.web_program import WebProgram
 from rlx.cli import main
 from rlx.compile.claims.legalize import LegalizeError
-from rlx.errors import RlxError
+from rlx.errors import BackendError, RlxError
 from rlx.ir.binding import bind_graph
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -67,6 +67,12 @@ def test_what_wgsl_does_not_have_is_refused_and_leaves_nothing(tmp_path):
     graph = Graph("wide")
     graph.set_outputs([rlx.ops.exp(graph.input("x", (4,), "f64"))])
     with pytest.raises(LegalizeError, match="WGSL has no f64"):
+        WebExporter().export(graph, {}, tmp_path / "out", GPU)
+    graph = Graph("spectrum")
+    graph.set_outputs(list(rlx.ops.eigh(graph.input("x", (4, 4), "f32"))))
+    with pytest.raises(
+        BackendError, match=r"@spectrum cannot be run by WebGPU, only by WebAssembly \(leave gpu away\): eigh"
+    ):
         WebExporter().export(graph, {}, tmp_path / "out", GPU)
     with pytest.raises(RlxError, match="gpu is yes or no, got 'maybe'"):
         WebExporter().export(*linear(), tmp_path / "out", {"gpu": "maybe"})

@@ -354,11 +354,17 @@ def test_numbers_of_all_types_are_written_as_numbers(page, tmp_path):
         # What the page begins with is an example that runs.
         assert page.inner_text("#result").startswith("f32[1,3]\n0 0 0\n\nf16[1,2]\n0 0\n\n")
         text = """{"x": [[1, 2, 3], [4, 5, 6]], "half": [[1.5, -0.25], [6e-8, "Infinity"]], "brain": [0.1, "NaN"],
-          "whole": [5, -7], "mask": [true, false, 1], "scale": -2, "many": 3}"""
+          "whole": [9007199254740993, -7], "mask": [true, false, 1], "scale": -2, "many": 3}"""
         wanted = "f32[2,3]\n-2 2 -6 -8 5 -12\n\nf16[2,2]\n3 -0.5 1.1920928955078125e-7 Infinity\n\n"
-        wanted += "bf16[2]\n0.2001953125 NaN\n\ni64[2]\n10 -14\n\ni32[]\n297"
+        wanted += "bf16[2]\n0.2001953125 NaN\n\ni64[2]\n18014398509481986 -14\n\ni32[]\n297"
         assert run_text(page, text) == wanted
         for wrong, words in (('"whole": [0.5]', "input whole: 0.5 is no whole number, which i64 needs"),
+                             ('"whole": [1e30]', "input whole: 1e+30 does not fit into i64"),
+                             ('"whole": [9223372036854775808]', "9223372036854775808 does not fit into i64"),
+                             ('"many": 3000000000', "input many: 3000000000 does not fit into i32"),
+                             ('"mask": [2, 0, 1]', "input mask: 2 does not fit into bool"),
+                             ('"x": {"data": 1, "shape": [9999999999, 3]}', "[9999999999,3] is none, or has more than"),
+                             ('"x": {"data": 1, "shape": [-1, 3]}', "the shape [-1,3] is none, or has more than"),
                              ('"x": ["a", 1, 2]', 'input x: "a" is no number'),
                              ('"x": 1', "input x: one number for all elements needs a shape")):  # fmt: skip
             assert words in run_text(page, text[:-1] + ", " + wrong + "}")

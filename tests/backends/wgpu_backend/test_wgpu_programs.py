@@ -150,6 +150,34 @@ class TestPrograms:
             np.testing.assert_allclose(got, np.cumsum(normal(20, 3, seed=number), 0), rtol=1e-4, atol=1e-5)
         assert len(found) == 4
 
+    def test_what_needs_f64_runs_on_the_host_and_says_so(self):
+        x = normal(6, 6)
+        a = x @ x.T + 6 * np.eye(6, dtype="f4")
+
+        def f(x, a):
+            z = a + 1j * x
+            return rnp.linalg.solve(a, x), rnp.linalg.eigvalsh(a), rnp.real(rnp.exp(z / 9.0) / z), x % 0.3
+
+        for wanted, got in zip(*(rlx.jit(f, device=device)(x, a) for device in ("cpu", "wgpu")), strict=True):
+            np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=1e-4, atol=1e-5)
+        graph = rlx.Graph("solve")
+        graph.set_outputs([rnp.linalg.solve(graph.input("a", (6, 6)), graph.input("b", (6, 2)))])
+        assert "host (no native kernel)" in str(rlx.Session("wgpu").compile(graph).report)
+
+    def test_loops_are_longer_than_drivers_on_processors_count(self):
+        """llvmpipe leaves loops after 65,535 rounds; what is beyond that even in longer rounds is refused."""
+        from rlx.backends.wgpu.device import open_gpu
+
+        def total(x, count):
+            return np.asarray(rlx.jit(lambda x: rnp.sum(rnp.broadcast_to(x, (3, count)), 1), device="wgpu")(x))
+
+        np.testing.assert_array_equal(total(np.ones((3, 1), np.float32), 200_003), [200_003] * 3)
+        if open_gpu().most_rounds:
+            with pytest.raises(
+                BackendError, match=r"up to 2000000 rounds of loops in an invocation; llvmpipe .* stops"
+            ):
+                total(np.ones((3, 1), np.float32), 2_000_000)
+
     def test_kernels_are_timed(self):
         compiled = rlx.jit(lambda x, w: x @ w, device="wgpu")
         compiled(normal(8, 8), normal(8, 8))

@@ -38,8 +38,14 @@ class WebProgram:
     have the numbers of their place in `codes`, which are those of the program and of the bodies of its loops."""
 
     def __init__(
-        self, program: Program, codes: Mapping[int, Code], signature: Signature, params: Sequence[Array]
+        self,
+        program: Program,
+        codes: Mapping[int, Code],
+        signature: Signature,
+        params: Sequence[Array],
+        for_gpu: bool = False,
     ) -> None:
+        self._for_gpu = for_gpu
         self._kernels = {number: position for position, number in enumerate(codes)}
         self._grids: list[Json] = [[] for _ in codes]
         self._sizes: dict[Size, int] = {}
@@ -117,7 +123,8 @@ class WebProgram:
     def _step(self, program: Program, step: NativeStep | HostStep | LoopStep) -> Json:
         if isinstance(step, HostStep):
             why = "an effect of the host" if step.op.effect else "no kernel, it runs in Python on the host"
-            raise BackendError(f"export: @{program.name} cannot become a page: {step.op.mnemonic} has {why}")
+            becoming = "be run by WebGPU, only by WebAssembly (leave gpu away)" if self._for_gpu else "become a page"
+            raise BackendError(f"export: @{program.name} cannot {becoming}: {step.op.mnemonic} has {why}")
         if isinstance(step, LoopStep):
             return self._loop(step)
         kernel = self._kernels[step.code.address]

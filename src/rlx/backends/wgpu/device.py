@@ -50,6 +50,8 @@ class Gpu(TextGpu):
         self.most_bindings: int = limits["max-storage-buffers-per-shader-stage"]
         self.shared_bytes: int = self.handle.limits["max-compute-workgroup-storage-size"]
         largest = min(limits["max-buffer-size"], MOST_BYTES, self.binding_bytes * self.most_bindings)
+        # llvmpipe leaves all loops after so many rounds of them together; 0: no limit.
+        self.most_rounds = 65535 if adapter.name.startswith("llvmpipe") else 0
         self.pool = Pool(self.name, largest, self._create)
         self.pipelines = Pipelines(self.handle)
         self.commands = Recorder(self)

@@ -61,6 +61,9 @@ class Recorder:
 
     def call(self, code: WgslCode, words: Sequence[int], blocks: int, label: str) -> None:
         """A kernel on one argument per parameter: an address, or a size."""
+        scalars = [word for word, size in zip(words, code.sizes) if not size]
+        if self._gpu.most_rounds:
+            code = self._within_rounds(code, tuple(scalars), label)
         places = [Place.of(word) for word, size in zip(words, code.sizes) if size]
         sizes = [size for size in code.sizes if size]
         bound = [*places]
@@ -84,7 +87,6 @@ class Recorder:
         starts = [place.offset // size for place, size in zip(places, sizes)]
         is_aligned = all(place.offset % 4 == 0 for place in places)
         form = Form(code, tuple(order[p.number] for p in bound), is_aligned)
-        scalars = [word for word, size in zip(words, code.sizes) if not size]
         for number in scalars:
             if not -(2**31) <= number < 2**31:
                 raise BindingError(f"wgpu: a size of {label} is {number}; positions have 32 bits here")
@@ -98,6 +100,19 @@ class Recorder:
         self._arguments[first + code.argument_words - 1] = 0
         self._commands.append(_Dispatch(form, tuple(order), self._end, blocks))
         self._end += step
+
+    def _within_rounds(self, code: WgslCode, sizes: tuple[int, ...], label: str) -> WgslCode:
+        """A form of the kernel that goes through no more rounds of loops than this GPU allows."""
+        most = self._gpu.most_rounds
+        if code.rounds(sizes) <= most:
+            return code
+        if code.in_long_rounds.rounds(sizes) <= most:
+            return code.in_long_rounds
+        raise BackendError(
+            f"wgpu: the kernel {code.name} ({label}) goes through up to {code.rounds(sizes)} rounds of loops in an "
+            f"invocation; {self._gpu.about} stops after {most}, with a wrong result; use smaller sizes, a GPU, or the "
+            "device cpu"
+        )
 
     def _scratch_for(self, size: int, label: str) -> Place:
         """Memory for the arrays of threads, of which commands have one after the other."""

@@ -11,7 +11,7 @@ from rlx.compile.generators import Generator
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.weights.pack_floats import widens_panels
 from rlx.compile.weights.row_weights import widens_experts, widens_weight
-from rlx.ir.dtype import BYTE_FLOATS
+from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, VIEW
 from rlx.ir.leaves import Constant
@@ -94,6 +94,8 @@ def is_ordinary_number(node: Node) -> bool:
 def is_native(node: Node, generator: Generator | None = None) -> bool:
     """Whether kernels, those of a generator or all there are, can load and store values of this type."""
     if len(node.shapes) != 1 or node.shape.dtype.is_complex:
+        return False
+    if node.shape.dtype is DType.F64 and generator is not None and not generator.has_f64:
         return False
     has_bytes = generator is not None and generator.has_byte_floats
     return not node.shape.dtype.is_storage or (has_bytes and node.shape.dtype in BYTE_FLOATS)

@@ -2,7 +2,8 @@
 
 A complex value is `make_complex(re, im)`; who needs its parts takes them from there, so that nothing complex is ever
 stored between two ops that are both written this way. Ops that are linear act on each part alone; products are four
-real ones; functions follow from those of the parts, c64 in f64 so that squares neither overflow nor cancel.
+real ones; functions follow from those of the parts, c64 in f64 (on machines that have it), so that squares neither
+overflow nor cancel.
 
 What has no form here (factorisations, products along an axis) stays one call on the host.
 """
@@ -75,7 +76,7 @@ Form = Callable[..., Any]
 Pair = tuple[Any, Any]
 
 
-def complex_form(op: Op, operands: Sequence[Any]) -> Form | None:
+def complex_form(op: Op, operands: Sequence[Any], has_f64: bool = True) -> Form | None:
     """How an op on complex numbers is written with their parts; None if it stays as it is."""
     if isinstance(op, Project):
         return None
@@ -87,9 +88,9 @@ def complex_form(op: Op, operands: Sequence[Any]) -> Form | None:
     if not has_complex:
         return None
     if isinstance(op, Binary):
-        return _on_pairs(_BINARY[op.kind]) if op.kind in _BINARY else None
+        return _on_pairs(_BINARY[op.kind], has_f64) if op.kind in _BINARY else None
     if isinstance(op, Activation):
-        return _on_pairs(_FUNCTIONS[op.mnemonic]) if op.mnemonic in _FUNCTIONS else None
+        return _on_pairs(_FUNCTIONS[op.mnemonic], has_f64) if op.mnemonic in _FUNCTIONS else None
     if isinstance(op, Compare | Predicate):
         return _comparison(op)
     if _is_linear(op):
@@ -136,13 +137,13 @@ def _cast_form(op: Cast, x: Any) -> Form | None:
     return lambda z: op(parts(z)[0])
 
 
-def _on_pairs(function: Callable[..., Pair]) -> Form:
-    """A function of complex numbers as one of pairs; nothing overflows on the way to a c64."""
+def _on_pairs(function: Callable[..., Pair], has_f64: bool) -> Form:
+    """A function of complex numbers as one of pairs; with f64 nothing overflows on the way to a c64."""
 
     def build(*operands: Any) -> Any:
         narrow = operands[0].dtype.real
         pairs = [parts(x) for x in operands]
-        if function not in _EXACT:
+        if has_f64 and function not in _EXACT:
             pairs = [(cast(re, DType.F64), cast(im, DType.F64)) for re, im in pairs]
         return _joined(tuple(cast(p, narrow) for p in function(*pairs)))
 

@@ -217,6 +217,8 @@ class _Forms:
             parts = parts_form(op, *operands)
             if parts is not None:
                 return parts
+        if not self.generator.has_f64 and type(op) in IN_F64:
+            return None
         if isinstance(op, Lu) and self.generator.shares_steps and (steps := lu_in_steps(*operands)) is not None:
             return steps
         if self.generator.factor_bytes:
@@ -225,7 +227,7 @@ class _Forms:
                 return shared
         is_pair = type(op) in PAIR_FORMS and any(x.dtype.is_complex for x in operands)
         better = (PAIR_FORMS if is_pair else _BETTER).get(type(op))
-        form = complex_form(op, operands)
+        form = complex_form(op, operands, self.generator.has_f64)
         return better(op, *operands) if form is None and better is not None else form
 
     def is_only_reader(self, node: Node) -> bool:
@@ -485,6 +487,8 @@ LOSS_FORMS: dict[type[Op], Callable[..., Form | None]] = {
     SoftmaxCrossEntropyWithLogits: _cross_entropy,
     SoftmaxCrossEntropyBackward: _cross_entropy_gradient,
 }
+# What their forms compute in f64, whatever the type of the operands.
+IN_F64 = {*FACTOR_FORMS, *SIZED_FORMS, *PAIR_FORMS, *GENERAL_FORMS}
 _BETTER: dict[type[Op], Callable[..., Form | None]] = {
     Softmax: _softmax,
     **LOSS_FORMS,

@@ -406,6 +406,7 @@ _MATH: dict[str, Callable[..., Lanes]] = {
     **{name: getattr(np, name) for name in ("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan")},
     "atan": np.arctan,
     "pow": np.power,
+    "fmod": np.fmod,
     "erf": _each(math.erf),
     "erfc": _each(math.erfc),
     "exp_negative": np.exp,

@@ -41,7 +41,7 @@ REDUCTIONS: dict[str, str] = {f"reduce_{op}": op for op in ("add", "mul", "min",
 MATH: dict[str, int] = dict.fromkeys(
     ("exp", "exp_negative", "expm1", "log", "log1p", "tanh", "erf", "erfc", "normal_cdf", "sin", "cos", "tan", "atan"),
     1,
-) | {"pow": 2}
+) | {"pow": 2, "fmod": 2}
 
 
 def infer(op: str, args: Sequence[ValueType], attr: Attr = None) -> ValueType:

@@ -25,10 +25,9 @@ from rlx.kernels.ir.loop_ir import (
 )
 
 
-def copy_into(kernel: Kernel, builder: KernelBuilder) -> Kernel:
+def copy_into(kernel: Kernel, builder: KernelBuilder, copier: type[Copier] | None = None) -> Kernel:
     """Copy parameters and body into a fresh builder and build it."""
-    copier = Copier(builder, builder.adopt(kernel))
-    copier.block(kernel.body)
+    (copier or Copier)(builder, builder.adopt(kernel)).block(kernel.body)
     return builder.build()
 
 

@@ -222,7 +222,7 @@ def _divide(k: KernelBuilder, a: Value, b: Value) -> Value:
 def _remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
     """The sign of the dividend; integers: 0 for a divisor of 0, as the safe divisor 1 gives it."""
     if a.dtype in FLOATS:
-        return exact_math.float_remainder(k, a, b)
+        return k.op("fmod", a, b)
     return a % _safe_divisor(k, b)
 
 

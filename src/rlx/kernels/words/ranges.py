@@ -14,7 +14,7 @@ positions in one word and data in two:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.loop_ir import Atomic, Const, For, If, Kernel, Let, Load, Statement, Store, Value, walk
@@ -36,25 +36,22 @@ def is_word(literal: float) -> bool:
     return WORD_MIN <= literal <= WORD_MAX
 
 
-class _Analysis:
-    def __init__(self, kernel: Kernel) -> None:
-        self.statements = list(walk(kernel.body))
-        self.ranges: dict[Value, Range] = {}
-        self.find_ranges()
-        self.wide: set[Value] = set()
-        self.exact: set[Value] = set()
-        before = -1
-        while before != len(self.wide) + len(self.exact):
-            before = len(self.wide) + len(self.exact)
-            for statement in self.statements:
-                self.spread(statement)
+class Ranges:
+    """What the integers of a kernel can be, as far as its statements say."""
 
-    # Ranges.
+    def __init__(self, kernel: Kernel, known: Mapping[Value, Range] | None = None) -> None:
+        self.statements = list(walk(kernel.body))
+        self.ranges: dict[Value, Range] = dict(known or {})
+        self.find_ranges()
+
+    def unknown(self, dtype: DType) -> Range:
+        """What a value can be of which nothing is known but its type."""
+        return of_type(dtype)
 
     def range(self, value: Value) -> Range:
         if isinstance(value, Const):
             return (int(value.literal), int(value.literal)) if not value.dtype.is_float else None
-        return self.ranges[value] if value in self.ranges else of_type(value.dtype)
+        return self.ranges[value] if value in self.ranges else self.unknown(value.dtype)
 
     def find_ranges(self) -> None:
         for statement in self.statements:
@@ -72,7 +69,7 @@ class _Analysis:
 
     def forget(self, *values: Value) -> None:
         for value in values:
-            self.ranges[value] = None if value.dtype in LONG else of_type(value.dtype)
+            self.ranges[value] = None if value.dtype in LONG else self.unknown(value.dtype)
 
     def let_range(self, let: Let) -> Range:
         kind = let.result.dtype
@@ -126,6 +123,18 @@ class _Analysis:
             case "cast" if not let.args[0].dtype.is_float:
                 return known[0]
         return None
+
+
+class _Analysis(Ranges):
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.wide: set[Value] = set()
+        self.exact: set[Value] = set()
+        before = -1
+        while before != len(self.wide) + len(self.exact):
+            before = len(self.wide) + len(self.exact)
+            for statement in self.statements:
+                self.spread(statement)
 
     # What needs two words.
 

@@ -6,6 +6,14 @@ import { ARRAYS, byteLength } from "./rlx.js";
 const word = new DataView(new ArrayBuffer(4));
 const HALVES = { f16: [toF16, fromF16], bf16: [toBf16, fromBf16] };
 
+// Elements that one number stands for, at most; and whole numbers that JavaScript's numbers may not hold.
+const MOST = 2 ** 26, STRING_OR_NUMBER = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g, LONG = /^-?\d{16,}$/;
+
+/** A value of JSON whose long whole numbers are strings, so that none of their digits is lost. */
+export function parsed(text) {
+  return JSON.parse(text.replace(STRING_OR_NUMBER, (found) => (LONG.test(found) ? `"${found}"` : found)));
+}
+
 /** The tensor that a value of JSON is for an input: {data, shape} or data alone, which is a list, lists in lists, or one
  *  number for all elements. Parts of complex numbers follow each other. */
 export function tensorOf({ name, dtype, shape: declared }, value) {
@@ -15,7 +23,9 @@ export function tensorOf({ name, dtype, shape: declared }, value) {
   const known = declared.every((size) => !isNaN(size)) ? declared.map(Number) : undefined;
   const dims = shape ?? (isList && Array.isArray(data[0]) ? nesting(data, dtype) : isList ? undefined : known);
   if (!isList && !dims) throw new Error(`input ${name}: one number for all elements needs a shape: {"data": 0, "shape": […]}`);
-  const numbers = isList ? data.flat(Infinity) : Array(byteLength(dtype, dims) / bytes).fill(data);
+  const count = isList ? 0 : byteLength(dtype, dims) / bytes;
+  if (!(count >= 0 && count <= MOST)) throw new Error(`input ${name}: the shape [${dims}] is none, or has more than ${MOST} elements`);
+  const numbers = isList ? data.flat(Infinity) : Array(count).fill(data);
   const found = numbers.map((number) => elementOf(name, dtype, number));
   const typed = kind.from(found);
   return dims ? { data: typed, shape: dims } : typed;
@@ -28,13 +38,16 @@ export function numbersOf({ dtype, data }) {
 }
 
 function elementOf(name, dtype, given) {
-  const isNamed = ["NaN", "Infinity", "-Infinity"].includes(given), number = Number(given);
+  const isNamed = ["NaN", "Infinity", "-Infinity"].includes(given) || LONG.test(given), number = Number(given);
   if (!isNamed && typeof given !== "number" && typeof given !== "boolean")
     throw new Error(`input ${name}: ${JSON.stringify(given)} is no number`);
   if (HALVES[dtype]) return HALVES[dtype][0](number);
   if (/^[fc]/.test(dtype)) return number;
   if (!Number.isInteger(number)) throw new Error(`input ${name}: ${given} is no whole number, which ${dtype} needs`);
-  return /^[iu]64$/.test(dtype) ? BigInt(number) : number;
+  const whole = /^[iu]64$/.test(dtype) ? BigInt(given) : number;
+  const fits = dtype === "bool" ? number === 0 || number === 1 : ARRAYS[dtype].of(whole)[0] === whole;
+  if (!fits) throw new Error(`input ${name}: ${given} does not fit into ${dtype}`);
+  return whole;
 }
 
 /** The shape of lists in lists; where one is shorter than others, elements are missing, which a run says. */

@@ -80,6 +80,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "window_gradients": ("WindowGradient", "PixelMatMul"),
     "window_products": ("WindowMatMul", "ChannelWindows"),
 }
+# Those that compute in f64, whatever the type of their operands.
+IN_F64 = {
+    *("bidiagonal", "dense_solve", "factorize", "jacobi", "lu_steps", "pair_factors", "plane_rotations", "reflectors"),
+    *("schur", "small_matrices", "tridiagonal", "tridiagonal_merge"),
+}
 _FAMILY_OF = {op: family for family, names in FAMILIES.items() for op in names}
 
 
@@ -130,6 +135,8 @@ def own_kernel(graph: Graph, node: Node, machine: Machine) -> OwnKernel | None:
     """The kernel that a node has as a whole on a machine, or None."""
     found = _find(node.op)
     if found is None or not found.runs_on(machine):
+        return None
+    if not machine.has_f64 and _FAMILY_OF.get(type(node.op).__name__) in IN_F64:
         return None
     operands = [graph.nodes[i].shapes for i in node.inputs]
     if any(len(types) != 1 for types in operands):
