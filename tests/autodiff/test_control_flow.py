@@ -5,6 +5,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
+from rlx import ops
 from rlx.errors import UnboundedWhile
 
 rng = np.random.default_rng(2)
@@ -114,6 +115,47 @@ def test_scan_without_steps():
     )(C0, empty)
     close(value, C0.sum())
     close(gradients, (np.ones(3), np.zeros((0, 3))))
+
+
+def layered(loop, length=7):
+    """Weights whose rows are kept: one that meets few in every step, one that meets many; and one whose are not."""
+
+    def f(w, u, v, c, xs):
+        def step(carry, x):
+            h = rnp.tanh(carry @ w + x[:2])
+            return h, (rnp.sum(x @ v), rnp.sum(rnp.sin(h @ u)))
+
+        last, (rows, ys) = loop(step, c, xs)
+        return rnp.sum(last**2) + rnp.sum(ys * rnp.arange(length)) + rnp.sum(rows**2)
+
+    return f
+
+
+@pytest.mark.parametrize("length", [0, 1, 7])
+@pytest.mark.parametrize("rows", [2, 80])
+def test_gradients_of_weights_are_taken_from_all_steps_at_once(length, rows):
+    arguments = (W, rng.normal(size=(3, 4)), rng.normal(size=(3, 2)), rng.normal(size=(2, 3)))
+    xs = rng.normal(size=(length, rows, 3))
+    gradient = rlx.grad(layered(rlx.scan, length), tuple(range(5)))
+    if length:
+        close(gradient(*arguments, xs), rlx.grad(layered(unrolled, length), tuple(range(5)))(*arguments, xs))
+        again = lambda f: rlx.grad(lambda w: rnp.sum(rlx.grad(f)(w, *arguments[1:], xs) ** 2))(W)  # noqa: E731
+        close(again(layered(rlx.scan, length)), again(layered(unrolled, length)))
+    else:
+        assert all(np.all(np.asarray(g) == 0) for g in gradient(*arguments, xs)[:3])
+
+
+def test_products_of_few_rows_leave_the_loop_where_these_are_kept():
+    """As those of an LSTM: the states before each step, and the gradients of what each step is given."""
+
+    def f(w, c, xs):
+        return rnp.sum(rlx.scan(lambda c, x: (rnp.tanh(c @ w + x), None), c, xs)[0])
+
+    for rows, wrt, in_loop in ((2, (0, 2), 0), (2, 0, 1), (80, (0, 2), 1)):
+        graph = rlx.trace(rlx.grad(f, wrt), W, np.ones((rows, 3)), np.ones((6, rows, 3))).graph
+        backward = [node.op for node in graph.nodes if isinstance(node.op, ops.Scan)][-1]
+        sums = [n for n in backward.body.nodes if isinstance(n.op, ops.MatMul) and n.shape.dims == (3, 3)]
+        assert len(sums) == in_loop, (rows, wrt)
 
 
 def test_weights_are_summed_in_f32():

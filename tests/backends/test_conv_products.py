@@ -1,5 +1,7 @@
 """Convolutions by products and by planes: SciPy's correlations forward, the definitions backward, several targets."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -66,6 +68,8 @@ CASES = {
     "few positions": ((3, 3), (1, 1), (1, 1), (1, 1), 1, (2, 30, 5, 5), 20),
     "phases of a stride": ((3, 3), (2, 2), (1, 1), (1, 1), 1, (1, 8, 15, 18), 12),
     "phases without taps": ((2, 1), (3, 2), (0, 0), (1, 1), 1, (1, 4, 11, 14), 6),
+    "phases of one channel": ((4, 4), (2, 2), (1, 1), (1, 1), 1, (2, 1, 14, 30), 9),
+    "phases of two channels": ((3, 2), (2, 2), (1, 0), (1, 1), 1, (1, 2, 9, 20), 4),
     "a stride of three": ((5, 4), (3, 3), (2, 2), (1, 1), 1, (1, 5, 17, 40), 9),
     "dilation": ((3, 3), (1, 1), (2, 3), (2, 3), 1, (1, 6, 12, 19), 8),
     "dilation and stride": ((3, 3), (2, 2), (2, 2), (2, 2), 1, (1, 6, 12, 19), 8),
@@ -162,6 +166,14 @@ def test_every_target_and_the_interpreter_agree(kind):
         if runs_here(target):
             close(program.ran_on(target, *arrays)[0], wanted, 4e-6)
     assert all(made.kernel.text for made in program.kernels(NEON))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_steps_back_to_an_image_divide_no_lanes(channels):
+    """The last layer of a generator: which tap meets which element was asked of every lane, 25 times as long."""
+    op = ConvTranspose2d((4, 4), (2, 2), (1, 1), (1, 1), (0, 0))
+    [made] = Program(op, ((2, 8, 7, 7), "f32"), ((8, channels, 4, 4), "f32"), kinds=["conv"]).kernels(AVX2)
+    assert not re.search(r"i64x\d+ = (div|rem)", str(made.kernel.text))
 
 
 def test_what_no_window_sees_does_not_count():

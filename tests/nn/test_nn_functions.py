@@ -306,6 +306,9 @@ def test_cross_entropy():
     np.testing.assert_allclose(nn.cross_entropy(X.T.copy(), LABELS, axis=0), rows.mean())
     np.testing.assert_allclose(nn.softmax_cross_entropy_with_integer_labels(X, LABELS), rows)
     np.testing.assert_allclose(nn.nll_loss(logs, LABELS), rows.mean())
+    some = np.where(np.arange(len(rows)) == 1, -100, LABELS)
+    np.testing.assert_allclose(nn.nll_loss(logs, some), np.delete(rows, 1).mean())
+    np.testing.assert_allclose(nn.nll_loss(logs, some, reduction="none"), np.where(some == -100, 0, rows))
     np.testing.assert_allclose(nn.softmax_cross_entropy(X, PROBABILITIES), -(PROBABILITIES * logs).sum(-1))
     np.testing.assert_allclose(nn.cross_entropy(X, PROBABILITIES), -(PROBABILITIES * logs).sum(-1).mean())
     ignored = np.array([1, -100, 0], np.int32)
@@ -328,6 +331,9 @@ def test_other_losses():
     wanted = -(PROBABILITIES * np.log(p) + (1 - PROBABILITIES) * np.log1p(-p))
     np.testing.assert_allclose(nn.binary_cross_entropy(p, PROBABILITIES, reduction="none"), wanted, rtol=1e-11)
     assert nn.binary_cross_entropy(np.array([0.0]), np.array([1.0])) == 100
+    # Where the logarithm is limited the loss is constant, and its gradient no NaN.
+    gradient = grad(lambda p: nn.binary_cross_entropy(p, np.array([1.0, 0.0, 1.0, 0.0]), reduction="sum"))
+    np.testing.assert_array_equal(gradient(np.array([1.0, 0.0, 0.0, 1.0])), [-1, 1, 0, 0])
     positive = nn.binary_cross_entropy_with_logits(X, PROBABILITIES, pos_weight=3.0, reduction="none")
     weighted = -(3 * PROBABILITIES * np.log(p) + (1 - PROBABILITIES) * np.log1p(-p))
     np.testing.assert_allclose(positive, weighted, rtol=1e-11)

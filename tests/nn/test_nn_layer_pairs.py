@@ -162,6 +162,14 @@ def test_ctc_is_the_sum_over_all_paths(labels):
     np.testing.assert_allclose(np.asarray(loss)[0], ctc_by_hand(logits[0], labels), rtol=1e-10)
 
 
+def test_ctc_without_labels_is_all_blanks():
+    logits = _rng.standard_normal((2, 4, 3))
+    blanks = logits[:, :, 0] - np.logaddexp.reduce(logits, -1)
+    for labels, lengths in ((np.zeros((2, 0), "i4"), None), (np.int32([[1], [2]]), np.int32([0, 0]))):
+        loss = nn.ctc_loss(logits, labels, None, lengths, reduction="none")
+        np.testing.assert_allclose(np.asarray(loss), -blanks.sum(1), rtol=1e-10)
+
+
 def test_ctc_of_too_many_labels():
     logits, labels = np.zeros((1, 3, 2)), np.int32([[1, 1, 1]])
     assert np.isinf(float(nn.ctc_loss(logits, labels)))

@@ -101,19 +101,31 @@ def _cross_entropy_of_probabilities(
 
 
 @array_function
-def nll_loss(log_probs: Any, labels: Any, *, axis: int = -1, reduction: str = "mean") -> Any:
-    """-log_probs[label] for every row along `axis`."""
+def nll_loss(
+    log_probs: Any, labels: Any, *, axis: int = -1, ignore_index: int | None = -100, reduction: str = "mean"
+) -> Any:
+    """-log_probs[label] for every row along `axis`; rows with the label `ignore_index` do not count."""
     (log_probs,) = inexact(log_probs)
-    last = ops.moveaxis(log_probs, axis, -1)
-    picked = ops.take_along_axis(last, ops.expand_dims(value(labels), -1), -1)
-    return _reduced(-ops.squeeze(picked, -1), reduction, "nll_loss")
+    last, labels = ops.moveaxis(log_probs, axis, -1), value(labels)
+    if ignore_index is None:
+        picked = ops.take_along_axis(last, ops.expand_dims(labels, -1), -1)
+        return _reduced(-ops.squeeze(picked, -1), reduction, "nll_loss")
+    counts = ops.ne(labels, ignore_index)
+    picked = ops.take_along_axis(last, ops.expand_dims(ops.where(counts, labels, 0), -1), -1)
+    loss = ops.where(counts, -ops.squeeze(picked, -1), 0)
+    return _reduced(loss, reduction, "nll_loss", convert(counts, dtype_of(last)))
 
 
 @array_function
 def binary_cross_entropy(probs: Any, labels: Any, weight: Any = None, *, reduction: str = "mean") -> Any:
-    """-(labels·log(probs) + (1 - labels)·log(1 - probs)); the logarithms are at least -100."""
+    """-(labels·log(probs) + (1 - labels)·log(1 - probs)); the logarithms are at least -100, and constant there."""
     probs, labels = inexact(probs, labels)
-    yes, no = (ops.maximum(log, -100) for log in (ops.log(probs), ops.log1p(-probs)))
+
+    def limited(log: Any, p: Any, is_known: Any) -> Any:
+        return ops.where(is_known, ops.maximum(log(ops.where(is_known, p, 0.5)), -100), -100)
+
+    yes = limited(ops.log, probs, ops.ne(probs, 0))
+    no = limited(ops.log1p, -probs, ops.ne(probs, 1))
     loss = -(labels * yes + (1 - labels) * no)
     return _reduced(loss if weight is None else ops.mul(loss, operand(weight)), reduction, "binary_cross_entropy")
 

@@ -65,7 +65,7 @@ def ctc_loss(
     blanks = rnp.full((batch, count + 1), blank, "i32")
     between = rnp.stack([blanks[:, :-1], labels], axis=2).reshape(batch, 2 * count)
     extended = rnp.concatenate([between, blanks[:, -1:]], axis=1)
-    before = rnp.concatenate([rnp.full((batch, 2), blank, "i32"), extended[:, :-2]], axis=1)
+    before = rnp.concatenate([rnp.full((batch, 2), blank, "i32"), extended], axis=1)[:, : 2 * count + 1]
     # A blank between two labels may be left out unless they are the same.
     may_skip = rnp.logical_and(extended != blank, extended != before)
     states = 2 * count + 1

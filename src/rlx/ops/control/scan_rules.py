@@ -40,6 +40,7 @@ from rlx.ops.control.body_transforms import (
     vjp_program,
     with_batch_axis,
 )
+from rlx.ops.control.scan_sums import split_sums
 from rlx.ops.define.operands import convert
 from rlx.ops.define.rules import put_batch_first, zeros_of
 from rlx.ops.shape.movement import concat, moveaxis, narrow, reshape
@@ -256,15 +257,18 @@ def vjp_wrt(op: Scan, wrt: Flags, ct: Any, y: Any, operands: Sequence[Tensor]) -
     saved = saved_carries(op)
     before = [results[saved[i]] for i, read in enumerate(reads_carries) if read]
     d_carries = filled(chosen(cotangents[: op.num_carry], moving), chosen(types(carries), moving))
-    sums = [_accumulator(b) for b in chosen(bcasts, found_bcasts)]
     fixed, rows, d_rows = chosen(bcasts, reads_bcasts), chosen(xs, reads_xs), chosen(cotangents[op.num_carry :], given)
+    stacks = [*(results[saved[i]] if read else None for i, read in enumerate(reads_carries)), *(None for _ in bcasts)]
+    split = split_sums(program, op, [*stacks, *xs, *(None for m in moving if m), *d_rows])
+    is_later = [product is not None for product in split.later]
+    sums = [_accumulator(b) for b, later in zip(chosen(bcasts, found_bcasts), is_later) if not later]
 
     def step(*groups: list[Tensor]) -> list[Tensor]:
         dc, total, b, c, x, dy = groups
         inputs = [*spread(c, reads_carries), *spread(b, reads_bcasts), *spread(x, reads_xs)]
-        pulled_carries, pulled_bcasts, pulled_xs = op.split(program(inputs, [*dc, *dy]))
+        pulled_carries, pulled_bcasts, pulled_xs = op.split(split(inputs, [*dc, *dy]))
         after = filled(chosen(pulled_carries, moving), types(dc))
-        added = [t + convert(g, t.dtype) for t, g in zip(total, chosen(pulled_bcasts, found_bcasts))]
+        added = [t + convert(g, t.dtype) for t, g in zip(total, (g for g in pulled_bcasts if g is not None))]
         return [*after, *added, *chosen(pulled_xs, found_xs)]
 
     body = build_step(
@@ -287,8 +291,11 @@ def vjp_wrt(op: Scan, wrt: Flags, ct: Any, y: Any, operands: Sequence[Tensor]) -
     )
     pulled = iter(as_tuple(backward(*d_carries, *sums, *fixed, *before, *rows, *d_rows)))
     d_init = spread([next(pulled) for _ in d_carries], moving)
-    totals = [convert(next(pulled), b.dtype) for b in chosen(bcasts, found_bcasts)]
-    gradients = [*d_init, *spread(totals, found_bcasts), *spread(pulled, found_xs)]
+    in_loop = [next(pulled) for _ in sums]
+    d_xs = list(pulled)
+    totals = zip(split.totals(in_loop, d_xs), chosen(bcasts, found_bcasts))
+    d_bcasts = [convert(total, b.dtype) for total, b in totals]
+    gradients = [*d_init, *spread(d_bcasts, found_bcasts), *spread(d_xs, found_xs)]
     return [g if wanted else None for g, wanted in zip(gradients, wrt)]
 
 

@@ -21,7 +21,8 @@ from rlx.kernels.specs.expr import compute_dtype
 from rlx.ops.nn.convolution import Conv, ConvBase, ConvTranspose2d
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardInput
 
-# Output channels of a group, and lines, below which products do not pay.
+# Output channels of a group, and lines, below which products do not pay. Where windows step over places, the other way
+# back to the image reads element by element, so that one channel is enough there.
 FEW, FEW_LINES = 3, 8
 LEAST_SCRATCH = 256 << 10
 
@@ -45,7 +46,8 @@ def is_product(site: OpSite, is_backward: bool) -> bool:
     read, written = (slab.shape.dims[1] for slab in (site.inputs[0], site.outputs[0]))
     lines = read // op.groups * math.prod(op.kernel_size) if isinstance(read, int) else FEW_LINES
     rows = written // op.groups if isinstance(written, int) else FEW
-    return lines >= FEW_LINES and rows >= FEW and rows * lines >= FEW * FEW_LINES
+    few = 1 if is_backward and any(s > 1 for s in op.stride) else FEW
+    return lines >= FEW_LINES and rows >= few and rows * lines >= few * FEW_LINES
 
 
 @op_kernel(Conv, kind="conv", supports=_supports)
