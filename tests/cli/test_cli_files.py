@@ -60,6 +60,16 @@ def test_wrong_usage_is_2(args):
     assert stop.value.code == 2
 
 
+@pytest.mark.parametrize(
+    "word, hint", [("explian", "did you mean explain?"), ("genrate", "did you mean generate?"), ("xyzzy", "rlx --help")]
+)
+def test_a_command_that_does_not_exist_is_answered_with_one_that_does(word, hint, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([word, "tiny"])
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and f"there is no command '{word}'; " in message and hint in message
+
+
 def test_a_text_may_follow_options(capsys):
     words = ["generate", "tiny", "--max-tokens", "2", "Once upon a time"]
     assert main(words) == 0

@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "generate": "continue a text",
     "embed": "turn texts into vectors",
     "transcribe": "transcribe or translate speech in WAV files",
+    "serve": "serve a model to programs that speak OpenAI's HTTP interface",
     "run": "run an ONNX model or a program once",
     "perplexity": "measure how well a model predicts a text",
     "finetune": "fine-tune a language model on your texts or chats",
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     _print_whatever_comes()
     parser = _parser(given)
+    _require_command(parser, given)
     args, late = parser.parse_known_args(given)
     if late and not _took_text(args, late):
         parser.error(f"unrecognized arguments: {' '.join(late)}")
@@ -86,6 +88,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A fault of rlx, and no reason to show its insides to somebody who wants an answer.
         kind = type(error).__name__
         return _failed(args.command, f"{UNEXPECTED} {kind}: {error}; please report it; RLX_DEBUG=1 shows where it was")
+
+
+def _require_command(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    """A command that does not exist is answered with one that does, if any is near."""
+    word = next((word for word in given if not word.startswith("-")), None)
+    if word is None or word in COMMANDS or "-h" in given or "--help" in given or "--version" in given:
+        return
+    import difflib  # only where something is wrong
+
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    hint = f"did you mean {near[0]}?" if near else "`rlx --help` lists the commands"
+    parser.error(f"there is no command {word!r:.80}; {hint}")
 
 
 def _took_text(args: argparse.Namespace, late: list[str]) -> bool:
