@@ -13,7 +13,9 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import rlx
@@ -68,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     report_unknown_variables()
     try:
-        code: int = args.run(args)
+        with _short_warnings(args.command):
+            code: int = args.run(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -130,14 +133,31 @@ def _failed(command: str, message: str) -> int:
 
 
 def _text(error: RlxError | OSError) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, RlxError):
+        reason = f"{error.strerror[0].lower()}{error.strerror[1:]}"
+        return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
     return str(error)
+
+
+@contextmanager
+def _short_warnings(command: str) -> Iterator[None]:
+    """Warnings as one line each: where in the code they come from is nothing to somebody who typed a command."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(f"rlx {command}: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _print_whatever_comes() -> None:
     """Names of files may hold bytes that are no characters, and terminals may not have all characters: show them as
-    escapes instead of failing."""
+    escapes instead of failing. Streams that were closed before the start (`rlx ... >&-`) take what is written."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
