@@ -1,6 +1,7 @@
 """The command line: the frame, and the commands that read and write files."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -58,6 +59,37 @@ def test_wrong_usage_is_2(args):
     with pytest.raises(SystemExit) as stop:
         main(args)
     assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "word, hint", [("explian", "did you mean explain?"), ("genrate", "did you mean generate?"), ("xyzzy", "rlx --help")]
+)
+def test_a_command_that_does_not_exist_is_answered_with_one_that_does(word, hint, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([word, "tiny"])
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and f"there is no command '{word}'; " in message and hint in message
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux alone has a device that is always full")
+def test_streams_that_are_closed_or_full():
+    command = f"{sys.executable} -m rlx generate tiny ROMEO: --max-tokens 2"
+    closed = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    full = subprocess.run(["bash", "-c", f"{command} >/dev/full"], capture_output=True, text=True)
+    assert (full.returncode, full.stderr) == (1, "rlx generate: no space left on device\n")
+
+
+def test_a_sound_file_that_is_missing_is_told_before_a_model_is_fetched(capsys):
+    code, _, err = run(capsys, "transcribe", "no-such.wav", "--model", "no/such-model")
+    assert code == 1 and "no-such.wav: there is no such file" in err
+
+
+def test_warnings_are_one_line_without_code():
+    command = [sys.executable, "-m", "rlx", "generate", "tiny", "ROMEO:", "--max-tokens", "400"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr.startswith("rlx generate: the context of 256 tokens is full") and done.stderr.count("\n") == 1
 
 
 def test_a_text_may_follow_options(capsys):

@@ -13,7 +13,9 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import rlx
@@ -29,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "generate": "continue a text",
     "embed": "turn texts into vectors",
     "transcribe": "transcribe or translate speech in WAV files",
+    "serve": "serve a model to programs that speak OpenAI's HTTP interface",
     "run": "run an ONNX model or a program once",
     "perplexity": "measure how well a model predicts a text",
     "finetune": "fine-tune a language model on your texts or chats",
@@ -58,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     _print_whatever_comes()
     parser = _parser(given)
+    _require_command(parser, given)
     args, late = parser.parse_known_args(given)
     if late and not _took_text(args, late):
         parser.error(f"unrecognized arguments: {' '.join(late)}")
@@ -66,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     report_unknown_variables()
     try:
-        code: int = args.run(args)
+        with _short_warnings(args.command):
+            code: int = args.run(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -86,6 +91,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A fault of rlx, and no reason to show its insides to somebody who wants an answer.
         kind = type(error).__name__
         return _failed(args.command, f"{UNEXPECTED} {kind}: {error}; please report it; RLX_DEBUG=1 shows where it was")
+
+
+def _require_command(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    """A command that does not exist is answered with one that does, if any is near."""
+    word = next((word for word in given if not word.startswith("-")), None)
+    if word is None or word in COMMANDS or "-h" in given or "--help" in given or "--version" in given:
+        return
+    import difflib  # only where something is wrong
+
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    hint = f"did you mean {near[0]}?" if near else "`rlx --help` lists the commands"
+    parser.error(f"there is no command {word!r:.80}; {hint}")
 
 
 def _took_text(args: argparse.Namespace, late: list[str]) -> bool:
@@ -116,14 +133,31 @@ def _failed(command: str, message: str) -> int:
 
 
 def _text(error: RlxError | OSError) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, RlxError):
+        reason = f"{error.strerror[0].lower()}{error.strerror[1:]}"
+        return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
     return str(error)
+
+
+@contextmanager
+def _short_warnings(command: str) -> Iterator[None]:
+    """Warnings as one line each: where in the code they come from is nothing to somebody who typed a command."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(f"rlx {command}: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _print_whatever_comes() -> None:
     """Names of files may hold bytes that are no characters, and terminals may not have all characters: show them as
-    escapes instead of failing."""
+    escapes instead of failing. Streams that were closed before the start (`rlx ... >&-`) take what is written."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")

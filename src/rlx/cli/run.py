@@ -23,6 +23,7 @@ import numpy as np
 from rlx.cli import add_command
 from rlx.cli.arguments import positive, require_new
 from rlx.errors import FormatError, RlxError
+from rlx.formats.mapped_file import replace_file
 from rlx.ir.dims import bind_dim
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     results = dict(zip(program.outputs, map(np.asarray, program.run(inputs)), strict=True))
     seconds = _median(program, inputs, args.repeat) if args.repeat else None
     if args.out is not None:
-        with open(args.out, "wb") as file:
+        with replace_file(args.out) as file:
             write_arrays: Any = np.savez
             write_arrays(file, **results)
     if args.json:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
+from rlx.models.pull import missing_file
 from rlx.models.pull_progress import ProgressBar
 from rlx.models.speech_model import load_speech
 
@@ -47,6 +49,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
+    for name in args.files:
+        # Before a model is downloaded for them.
+        if not os.path.exists(name):
+            raise missing_file(name)
     model = load_speech(args.model, args.device, args.threads)
     found = []
     with ProgressBar(unit="windows", scale=1) as bar:

@@ -178,7 +178,10 @@ class Tokenizer:
     ) -> str:
         """The prompt text of a conversation, by the model's own chat template."""
         if self.chat_template is None:
-            raise RlxError("this model has no chat template; build the prompt by hand, or set tokenizer.chat_template")
+            raise RlxError(
+                "this model has no chat template, so that it can only continue a text (generate); "
+                "for chats set tokenizer.chat_template"
+            )
         from rlx.models.chat_template import ChatTemplate
 
         if self._template is None or self._template.source != self.chat_template:

@@ -33,24 +33,50 @@ def _attention(call: Call) -> Any:
         k, v = (_heads(x, int(call.attribute("kv_num_heads"))) for x in (k, v))
     if call.has(4):
         k, v = rnp.concatenate([call[4], k], axis=2), rnp.concatenate([call[5], v], axis=2)
-    if call.attribute("qk_matmul_output_mode", 0) or call.wants(3) or call.has(6):
-        call.unsupported("scores as an output, or lengths of the keys,")
+    if call.wants(3):
+        call.unsupported("an output with the scores")
+    if call.attribute("left_window_size", -1) >= 0 or call.attribute("right_window_size", -1) >= 0:
+        call.unsupported("a window of neighbours")
     seen_k, seen_v = _repeated(k, q), _repeated(v, q)
     scale = call.attribute("scale") or 1 / math.sqrt(q.shape[-1])
     scores = rnp.matmul(q, rnp.swapaxes(seen_k, -1, -2)) * np.asarray(scale, dtype_of(q).numpy)
     cap = call.attribute("softcap", 0.0)
     if cap:
         scores = cap * rnp.tanh(scores / cap)
-    least = np.asarray(-np.inf, dtype_of(q).numpy)
-    if call.has(3):
-        mask = call[3]
-        scores = rnp.where(mask, scores, least) if dtype_of(mask) is DType.BOOL else scores + mask
+    visible, mask = None, call.optional(3)
+    if mask is not None and dtype_of(mask) is not DType.BOOL:
+        scores, mask = scores + _as_wide(mask, k), None
+    if mask is not None:
+        visible = _as_wide(mask, k)
+    rows, columns = (ops.iota((q.shape[2], k.shape[2]), DType.I32, axis) for axis in (0, 1))
+    # Without earlier keys the first query sees the first key alone, however many keys there are.
+    earlier = rnp.dim_value(call.value(4).shape[2] if call.has(4) else 0)
+    if call.has(6):
+        lengths = rnp.reshape(rnp.astype(call[6], DType.I32), (-1, 1, 1, 1))
+        visible, earlier = _and(visible, rnp.less(columns, lengths)), lengths - rnp.dim_value(q.shape[2])
     if call.attribute("is_causal", 0):
-        past = k.shape[2] - q.shape[2]
-        rows = ops.iota((q.shape[2], k.shape[2]), DType.I32, 0) + rnp.dim_value(past)
-        scores = rnp.where(rnp.less_equal(ops.iota((q.shape[2], k.shape[2]), DType.I32, 1), rows), scores, least)
-    y = rnp.matmul(nn.softmax(scores, axis=-1), seen_v)
+        visible = _and(visible, rnp.less_equal(columns, rows + earlier))
+    if visible is None:
+        y = rnp.matmul(nn.softmax(scores, axis=-1), seen_v)
+    else:
+        shares = nn.softmax(rnp.where(visible, scores, np.asarray(-np.inf, dtype_of(q).numpy)), axis=-1)
+        # A query that sees nothing gets nothing.
+        y = rnp.matmul(rnp.where(visible, shares, np.zeros((), dtype_of(q).numpy)), seen_v)
     return _joined(y) if is_flat else y, k, v
+
+
+def _and(a: Any, b: Any) -> Any:
+    return b if a is None else rnp.logical_and(a, b)
+
+
+def _as_wide(mask: Any, k: Any) -> Any:
+    """A mask may be shorter than the keys; what it lacks is hidden."""
+    have, wanted = mask.shape[-1], k.shape[2]
+    if not isinstance(have, int) or not isinstance(wanted, int) or have in (1, wanted):
+        return mask
+    widths = [(0, 0)] * (rank_of(mask) - 1) + [(0, wanted - have)]
+    is_bool = dtype_of(mask) is DType.BOOL
+    return rnp.pad(mask, widths, constant_values=np.asarray(False if is_bool else -np.inf, dtype_of(mask).numpy))
 
 
 def _repeated(x: Any, q: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 import rlx.numpy as rnp
 from rlx import nn, ops
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, float_limits
 from rlx.onnx.values import MICROSOFT, Call, Rule, dtype_of, rank_of, rule
 
 UNARY: dict[str, Callable[[Any], Any]] = {
@@ -164,23 +164,36 @@ def _is_inf(call: Call) -> Any:
 def _cast(call: Call) -> Any:
     from rlx.formats.onnx.structure import element_type
 
-    return converted(call[0], element_type(int(call.attribute("to", 0)), f"{call.path}: node {call.node}"))
+    dtype = element_type(int(call.attribute("to", 0)), f"{call.path}: node {call.node}")
+    return converted(call[0], dtype, bool(call.attribute("saturate", 1)))
 
 
 @rule("CastLike")
 def _cast_like(call: Call) -> Any:
-    return converted(call[0], dtype_of(call[1]))
+    return converted(call[0], dtype_of(call.value(1)), bool(call.attribute("saturate", 1)))
 
 
-def converted(x: Any, dtype: DType) -> Any:
+def converted(x: Any, dtype: DType, saturate: bool = True) -> Any:
+    """x in another type, by the rules of Cast."""
     if dtype is DType.BOOL:
         return rnp.not_equal(x, np.zeros((), dtype_of(x).numpy))
+    if dtype in (DType.I4, DType.U4) and dtype_of(x) not in (DType.I4, DType.U4):
+        # The lowest four bits.
+        low = rnp.bitwise_and(rnp.astype(x, DType.I32), np.int32(15))
+        return rnp.astype(low if dtype is DType.U4 else rnp.bitwise_xor(low, np.int32(8)) - np.int32(8), dtype)
+    if dtype in (DType.F8E4M3, DType.F8E5M2) and saturate and dtype_of(x).is_float:
+        most = np.asarray(float_limits(dtype).max, dtype_of(x).numpy)
+        x = rnp.where(rnp.isnan(x), x, rnp.minimum(rnp.maximum(x, -most), most))
     return rnp.astype(x, dtype)
 
 
 @rule("Identity", "Dropout")
 def _identity(call: Call) -> Any:
     value = call.value(0)
+    if call.node.op == "Dropout" and call.has(2) and call.number(2):
+        call.unsupported("training mode")
+    if isinstance(value, list):
+        return [value]
     if call.wants(1):
         return value, rnp.ones(call[0].shape, DType.BOOL if call.opset >= 10 else dtype_of(value))
     return value
@@ -226,6 +239,11 @@ def _gelu(call: Call) -> Any:
 @rule("Swish")
 def _swish(call: Call) -> Any:
     return call[0] * nn.sigmoid(call.attribute("alpha", 1.0) * call[0])
+
+
+@rule("SwiGLU")
+def _gated(call: Call) -> Any:
+    return call[0] * nn.sigmoid(call.attribute("alpha", 1.0) * call[0]) * call[1]
 
 
 @rule("QuickGelu", domain=MICROSOFT)
@@ -314,8 +332,21 @@ def _reduction(call: Call) -> Any:
             return x
         axes = tuple(range(rank_of(x)))
     is_bool = dtype_of(x) is DType.BOOL
+    if call.node.op in ("ReduceMax", "ReduceMin") and any(isinstance(x.shape[a], int) and not x.shape[a] for a in axes):
+        # Of nothing: what any number wins against.
+        shape = [1 if a in axes else n for a, n in enumerate(x.shape) if keep or a not in axes]
+        return rnp.full(shape, _loser(dtype_of(x), call.node.op == "ReduceMax"), dtype_of(x))
     result = _REDUCTIONS[call.node.op](rnp.astype(x, DType.U8) if is_bool else x, axis=axes, keepdims=keep)
     return converted(result, dtype_of(x))
+
+
+def _loser(dtype: DType, of_max: bool) -> Any:
+    if dtype is DType.BOOL:
+        return not of_max
+    if dtype.is_float:
+        return -np.inf if of_max else np.inf
+    limits = np.iinfo(dtype.numpy)
+    return limits.min if of_max else limits.max
 
 
 @rule("ArgMax", "ArgMin")
@@ -329,13 +360,15 @@ def _arg_extreme(call: Call) -> Any:
     return rnp.astype(rnp.dim_value(last), DType.I64) - found
 
 
-@rule("CumSum")
+@rule("CumSum", "CumProd")
 def _running_sum(call: Call) -> Any:
     x = call[0]
     axis = call.in_rank(int(call.number(1)), rank_of(x))
     backward = call.attribute("reverse", 0)
     seen = rnp.flip(x, axis) if backward else x
-    total = rnp.cumsum(seen, axis=axis, dtype=dtype_of(x))
+    is_sum = call.node.op == "CumSum"
     if call.attribute("exclusive", 0):
-        total = total - seen
+        first = (rnp.zeros_like if is_sum else rnp.ones_like)(ops.narrow(seen, axis, 0, 1))
+        seen = rnp.concatenate([first, ops.narrow(seen, axis, 0, x.shape[axis] - 1)], axis=axis)
+    total = (rnp.cumsum if is_sum else rnp.cumprod)(seen, axis=axis, dtype=dtype_of(x))
     return rnp.flip(total, axis) if backward else total

@@ -99,7 +99,9 @@ def _coordinates(call: Call, mode: str, size: Size, have: Size, factor: float | 
         case "align_corners":
             if isinstance(size, Dim):
                 return out * (_number(have) - 1) / rnp.maximum(_number(size) - 1, F32(1))
-            return out * (_number(have) - F32(1)) / F32(size - 1) if size > 1 else np.zeros(1, F32)
+            # The length that a scale asks for need not be whole.
+            length = F32(size) if factor is None or isinstance(have, Dim) else F32(factor) * F32(have)
+            return out * (_number(have) - F32(1)) / (length - F32(1)) if size > 1 else np.zeros(1, F32)
         case "half_pixel_symmetric":
             if isinstance(size, Dim) or isinstance(have, Dim):
                 call.unsupported("half_pixel_symmetric with open sizes")
@@ -278,6 +280,8 @@ def _roi_align(call: Call) -> Any:
     x, boxes, batch = call[0], call[1], rnp.astype(call[2], DType.I64)
     height, width = int(call.attribute("output_height", 1)), int(call.attribute("output_width", 1))
     ratio, scale = int(call.attribute("sampling_ratio", 0)), F32(call.attribute("spatial_scale", 1.0))
+    if call.attribute("mode", "avg") != "avg":
+        call.unsupported("the mode max")
     if ratio < 1:
         call.unsupported("a sampling ratio that depends on the boxes (0)")
     shifted = call.attribute("coordinate_transformation_mode", "output_half_pixel" if call.opset < 16 else "half_pixel")
@@ -296,8 +300,7 @@ def _roi_align(call: Call) -> Any:
     images = rnp.take(x, batch, axis=0)
     values = _bilinear_inside(images, y, z, row_size, column_size)
     parts = rnp.reshape(values, (count, x.shape[1], height, ratio, width, ratio))
-    join = rnp.max if call.attribute("mode", "avg") == "max" else rnp.mean
-    return join(parts, axis=(3, 5))
+    return rnp.mean(parts, axis=(3, 5))
 
 
 def _bilinear_inside(images: Any, y: Any, z: Any, rows: Size, columns: Size) -> Any:

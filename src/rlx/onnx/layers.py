@@ -106,7 +106,7 @@ def _conv_transpose(call: Call) -> Any:
     rank, kernel = rank_of(x) - 2, weight.shape[2:]
     strides = call.attribute("strides") or [1] * rank
     dilations = call.attribute("dilations") or [1] * rank
-    extra = call.attribute("output_padding") or [0] * rank
+    extra = [*(call.attribute("output_padding") or [0] * rank)]
     given, wanted = call.attribute("pads") or [0] * (2 * rank), call.attribute("output_shape")
     pads: list[tuple[Any, Any]] = list(zip(given[:rank], given[rank:]))
     automatic = call.attribute("auto_pad", "NOTSET")
@@ -114,7 +114,9 @@ def _conv_transpose(call: Call) -> Any:
         wanted = [n * s for n, s in zip(x.shape[2:], strides)]
     if wanted is not None:
         for i, (n, s, d, k) in enumerate(zip(x.shape[2:], strides, dilations, kernel)):
-            total = dim_max(0, (n - 1) * s + d * (k - 1) + 1 + extra[i] - wanted[-rank:][i])
+            total = (n - 1) * s + d * (k - 1) + 1 + extra[i] - wanted[-rank:][i]
+            if isinstance(total, int) and total < 0:
+                extra[i], total = extra[i] - total, 0
             half = total // 2
             pads[i] = (half, total - half) if automatic == "SAME_UPPER" else (total - half, half)
     groups = int(call.attribute("group", 1))

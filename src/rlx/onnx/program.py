@@ -21,10 +21,12 @@ import rlx.onnx.elementwise
 import rlx.onnx.host_rules
 import rlx.onnx.images
 import rlx.onnx.layers
+import rlx.onnx.losses_and_draws
 import rlx.onnx.quantized_rules
 import rlx.onnx.recurrent
 import rlx.onnx.scans
-import rlx.onnx.shape_rules  # noqa: F401  (they register their rules)
+import rlx.onnx.shape_rules
+import rlx.onnx.signals  # noqa: F401  (they register their rules)
 from rlx.errors import FormatError, ParseError, RlxError, ShapeError, UnsupportedOnnx
 from rlx.formats.onnx import OnnxFile, OnnxGraph, OnnxNode, OnnxTensor, OnnxValue
 from rlx.formats.onnx.structure import element_type

@@ -10,6 +10,7 @@ import rlx.numpy as rnp
 from rlx import nn
 from rlx.formats.onnx.structure import element_type
 from rlx.ir.dtype import DType, integer_limits
+from rlx.onnx.elementwise import converted
 from rlx.onnx.layers import convolution, per_channel
 from rlx.onnx.values import MICROSOFT, Array, Call, dtype_of, rank_of, rule
 
@@ -34,7 +35,7 @@ def quantized(x: Any, scale: Any, zero: Any, to: DType) -> Any:
     """round(x / scale) + zero, ties to even, limited to what `to` holds."""
     codes = x / scale
     if not to.is_int:
-        return rnp.astype(codes, to)
+        return converted(codes, to)
     codes = rnp.round(codes)
     if zero is not None:
         codes = codes + rnp.astype(zero, dtype_of(codes))

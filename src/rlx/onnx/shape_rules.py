@@ -310,7 +310,8 @@ def _space_to_depth(call: Call) -> Any:
     x, n = call[0], int(call.attribute("blocksize", 1))
     batch, depth, height, width = x.shape
     parts = rnp.reshape(x, (batch, depth, height // n, n, width // n, n))
-    return rnp.reshape(rnp.transpose(parts, (0, 3, 5, 1, 2, 4)), (batch, depth * n * n, height // n, width // n))
+    order = (0, 3, 5, 1, 2, 4) if call.attribute("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return rnp.reshape(rnp.transpose(parts, order), (batch, depth * n * n, height // n, width // n))
 
 
 @rule("ReverseSequence")
@@ -346,7 +347,40 @@ def _turned(x: Any) -> Any:
     return rnp.bitwise_not(x) if kind.is_int else rnp.negative(x)
 
 
-# Sequences.
+@rule("BitCast")
+def _bit_cast(call: Call) -> Any:
+    return ops.bitcast(call[0], element_type(int(call.attribute("to")), f"{call.path}: node {call.node}"))
+
+
+@rule("TensorScatter")
+def _write_rows(call: Call) -> Any:
+    """A cache with new entries at the places of each batch."""
+    cache, update = call[0], call[1]
+    axis = call.axis(rank_of(cache), -2)
+    places = ops.iota(tuple(update.shape), DType.I64, axis)
+    if call.has(2):
+        starts = rnp.astype(call[2], DType.I64)
+        places = places + rnp.reshape(starts, (-1, *(1,) * (rank_of(cache) - 1)))
+    if call.attribute("mode", "linear") == "circular":
+        places = rnp.mod(places, _as_number(cache.shape[axis], DType.I64))
+    points = [ops.iota(tuple(update.shape), DType.I64, other) for other in range(rank_of(cache))]
+    points[axis] = places
+    return ops.scatter_nd(cache, rnp.stack(points, axis=-1), update, "set")
+
+
+# Sequences and optionals.
+
+
+@rule("Optional", "OptionalGetElement")
+def _optional(call: Call) -> Any:
+    if not call.has(0):
+        call.unsupported("an optional that is empty")
+    return [call.value(0)]
+
+
+@rule("OptionalHasElement")
+def _has_element(call: Call) -> Any:
+    return np.asarray(call.has(0))
 
 
 @rule("SequenceConstruct")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.errors import FormatError
+from rlx.errors import FormatError, UnsupportedOnnx
 from rlx.formats.mapped_file import U8, file_bytes
 from rlx.ir.dtype import DType
 
@@ -54,7 +54,7 @@ def element_type(number: int, where: str) -> DType:
     found = ELEMENT_TYPES.get(number)
     if found is None:
         name = _OTHER_TYPES.get(number, f"the unknown type {number}")
-        raise FormatError(f"{where} holds elements of {name}, which rlx does not have")
+        raise UnsupportedOnnx(f"{where} holds elements of {name}, which rlx does not have")
     return found
 
 

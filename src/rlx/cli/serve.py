@@ -1,0 +1,242 @@
+"""Serve a model to programs that speak OpenAI's HTTP interface: chats, completions and embeddings, also as streams.
+
+It listens on this machine alone unless --host says otherwise. Requests may leave out the model, or name any: there is
+one. An encoder, such as minilm, answers /v1/embeddings; --embedder adds one to a language model.
+
+examples:
+  rlx serve smollm2
+  rlx serve smollm2 --embedder minilm --port 9000
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import ipaddress
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.cli import add_command
+from rlx.cli.arguments import positive, read_text
+from rlx.cli.generate_options import add_model_arguments, load_model
+from rlx.errors import RlxError
+from rlx.models.config_hf_encoders import is_encoder_directory
+from rlx.models.openai_protocol import Document, RequestError, Service
+from rlx.models.pull import find_model
+from rlx.models.text_encoder import load_encoder
+
+if TYPE_CHECKING:
+    from rlx.cli import Subparsers
+
+# A conversation that fills a context of a million tokens is smaller.
+MOST_BYTES = 16 << 20
+# A client that sends nothing more is let go.
+_PATIENCE = 60.0
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, "serve", __doc__)
+    add_model_arguments(parser, default="smollm2")
+    parser.add_argument("--embedder", metavar="MODEL", help="an encoder that answers /v1/embeddings")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, metavar="N", help="0 picks a free one (default: 8080)")
+    parser.add_argument(
+        "--parallel", type=positive, default=4, metavar="N", help="requests at once; others wait (default: 4)"
+    )
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", help="requests must bring what this file holds as a bearer token"
+    )
+    parser.add_argument("--quiet", action="store_true", help="do not log requests")
+    parser.add_argument(
+        "--kv-dtype", choices=("f32", "f16", "bf16", "q8"), default="f32", help="type of the KV cache (default: f32)"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.port < 1 << 16:
+        raise RlxError(f"a port is a number from 0 to 65535, got {args.port}")
+    key = None if args.key_file is None else read_text(None, args.key_file).strip()
+    if key == "":
+        raise RlxError(f"{args.key_file} is empty; it must hold the key")
+    path, encoder = find_model(args.model), None
+    name = args.model if not Path(args.model).exists() else path.stem
+    if is_encoder_directory(path):
+        lm, encoder = None, load_encoder(path, args.device, args.threads)
+    else:
+        lm = load_model(args)
+        if args.embedder is not None:
+            encoder = load_encoder(args.embedder, args.device, args.threads)
+    service = Service(name, lm, encoder, args.parallel)
+    with model_server(service, args.host, args.port, key, args.quiet) as server:
+        host, port = server.server_address[:2]
+        shown = f"[{host!s}]" if ":" in str(host) else str(host)
+        print(f"http://{shown}:{port}/v1 (Ctrl-C ends it)", flush=True)
+        server.serve_forever()
+    return 0
+
+
+class ModelServer(ThreadingHTTPServer):
+    """A thread for each connection; `service` answers."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], service: Service, key: str | None, quiet: bool) -> None:
+        self.service, self.key, self.quiet = service, key, quiet
+        super().__init__(address, _Handler)
+
+
+def model_server(
+    service: Service, host: str = "127.0.0.1", port: int = 0, key: str | None = None, quiet: bool = True
+) -> ModelServer:
+    """A server that is not running yet; `server_port` is its port."""
+    try:
+        return ModelServer((host, port), service, key, quiet)
+    except OSError as error:
+        raise RlxError(f"cannot listen on {host}:{port}: {error.strerror or error}; try --port 0") from None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ModelServer
+    protocol_version = "HTTP/1.1"
+    server_version = "rlx"
+    sys_version = ""
+    timeout = _PATIENCE
+
+    def do_GET(self) -> None:
+        path = self._path()
+        if not self._may_answer(needs_key=path != "/health"):
+            return
+        if path == "/health":
+            self._send(HTTPStatus.OK, {"status": "ok"})
+        elif path == "/v1/models":
+            self._send(HTTPStatus.OK, self.server.service.models())
+        elif path in self.server.service.paths:
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes POST")
+        else:
+            self._refuse_path(path)
+
+    def do_POST(self) -> None:
+        # What cannot be read to its end must not be taken for the next request.
+        path, self.close_connection = self._path(), True
+        if not self._may_answer():
+            return
+        if path not in self.server.service.paths:
+            self._refuse_path(path)
+            return
+        content = self._content()
+        if content is None:
+            return
+        self.close_connection = self.headers.get("Connection", "").lower() == "close"
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}")
+            return
+        try:
+            answer = self.server.service.answer(path, body)
+        except RequestError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error), error.field)
+        except Exception as error:
+            self.log_error("%s: %s", type(error).__name__, error)
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        else:
+            self._stream(answer) if isinstance(answer, Iterator) else self._send(HTTPStatus.OK, answer)
+
+    def _path(self) -> str:
+        return self.path.partition("?")[0].rstrip("/")
+
+    def _may_answer(self, needs_key: bool = True) -> bool:
+        """A page of another origin must not reach a server of this machine by a name that leads here."""
+        if _is_loopback(str(self.server.server_address[0])) and not _is_loopback(
+            _host_of(self.headers.get("Host", ""))
+        ):
+            self._refuse(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost alone; see --host")
+            return False
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        if needs_key and self.server.key and not hmac.compare_digest(given, self.server.key.encode()):
+            self._refuse(HTTPStatus.UNAUTHORIZED, "a bearer token with the key of this server is needed")
+            return False
+        return True
+
+    def _content(self) -> bytes | None:
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "the length of the body is needed (Content-Length)")
+            return None
+        if not 0 <= length <= MOST_BYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {MOST_BYTES} bytes, got {length}")
+            return None
+        content = self.rfile.read(length)
+        if len(content) < length:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"the body ends after {len(content)} of {length} bytes")
+            return None
+        return content
+
+    def _refuse_path(self, path: str) -> None:
+        known = ", ".join(["/v1/models", *self.server.service.paths])
+        self._refuse(HTTPStatus.NOT_FOUND, f"there is nothing at {path or '/'}; there is {known}")
+
+    def _refuse(self, status: HTTPStatus, message: str, field: str | None = None) -> None:
+        kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        self._send(status, {"error": {"message": message, "type": kind, "param": field, "code": None}})
+
+    def _send(self, status: HTTPStatus, document: Document) -> None:
+        content = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _stream(self, documents: Iterator[Document]) -> None:
+        """Events as they come; the end of the connection is the end of the answer."""
+        self.close_connection = True
+        self.send_response(HTTPStatus.OK)
+        for name, value in (
+            ("Content-Type", "text/event-stream"),
+            ("Cache-Control", "no-cache"),
+            ("Connection", "close"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            for document in documents:
+                self._event(json.dumps(document))
+            self._event("[DONE]")
+        except ConnectionError:
+            # Whoever asked has gone; the iterator ends with this request, and so does its model.
+            documents.close()  # type: ignore[attr-defined]
+        except Exception as error:
+            self.log_error("%s: %s", type(error).__name__, error)
+            self._event(
+                json.dumps({"error": {"message": str(error), "type": "server_error", "param": None, "code": None}})
+            )
+
+    def _event(self, text: str) -> None:
+        self.wfile.write(f"data: {text}\n\n".encode())
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        if not self.server.quiet:
+            super().log_message(format, *args)
+
+
+def _host_of(header: str) -> str:
+    """The name of a Host header, without its port."""
+    return header.rpartition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0]
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name.lower() == "localhost"

@@ -1,0 +1,218 @@
+"""`rlx serve`: what programs send that speak OpenAI's interface, and what they get."""
+
+import base64
+import http.client
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.cli import main
+from rlx.cli.serve import MOST_BYTES, model_server
+from rlx.errors import RlxError
+from rlx.models.openai_protocol import Service
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+HELLO = {"messages": [{"role": "user", "content": "ROMEO:"}], "max_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    model = rlx.load("tiny")
+    model.tokenizer.chat_template = TEMPLATE
+    return model
+
+
+@pytest.fixture(scope="module")
+def port(lm):
+    with running(Service("tiny", lm)) as number:
+        yield number
+
+
+class running:
+    """A server in a thread of its own."""
+
+    def __init__(self, service, **more):
+        self.server = model_server(service, **more)
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self.server.server_port
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def ask(port, path, body=None, method=None, **headers):
+    """Status and document; `body` is an object, or bytes as they are."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    connection.request(method or ("GET" if body is None else "POST"), path, content, headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, json.loads(text) if answer.headers["Content-Type"] == "application/json" else text
+
+
+def events(text):
+    parts = text.split("\n\n")
+    assert parts[-1] == "" and parts[-2] == "data: [DONE]"
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+def test_a_chat(port, lm):
+    status, answer = ask(port, "/v1/chat/completions", {"model": "any", **HELLO})
+    expected = lm.chat("ROMEO:", 6)
+    assert status == 200 and answer["object"] == "chat.completion" and answer["model"] == "tiny"
+    [choice] = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected} and choice["finish_reason"] == "length"
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == 6 and usage["total_tokens"] == usage["prompt_tokens"] + 6
+
+
+def test_a_stream_says_the_same_piece_by_piece(port, lm):
+    body = {**HELLO, "stream": True, "stream_options": {"include_usage": True}}
+    status, text = ask(port, "/v1/chat/completions", body)
+    found = events(text)
+    assert status == 200 and found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in found[:-1]) == lm.chat("ROMEO:", 6)
+    assert found[-2]["choices"][0]["finish_reason"] == "length" and found[-1]["usage"]["completion_tokens"] == 6
+    assert len({e["id"] for e in found}) == 1
+
+
+def test_completions_of_texts_and_of_token_ids(port, lm):
+    body = {"prompt": ["ROMEO:", "JULIET:"], "max_tokens": 4, "temperature": 0}
+    _, answer = ask(port, "/v1/completions", body)
+    assert [c["text"] for c in answer["choices"]] == lm.generate(["ROMEO:", "JULIET:"], 4)
+    ids = lm.tokenizer.encode("ROMEO:")
+    _, answer = ask(port, "/v1/completions", {"prompt": ids, "max_tokens": 4, "temperature": 0})
+    assert answer["choices"][0]["text"] == lm.generate("ROMEO:", 4)
+    _, text = ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 4, "temperature": 0, "stream": True})
+    assert "".join(e["choices"][0]["text"] for e in events(text)) == lm.generate("ROMEO:", 4)
+    _, answer = ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 4, "n": 3, "seed": 1})
+    assert len(answer["choices"]) == 3
+
+
+def test_embeddings_as_numbers_and_as_bytes(port, lm):
+    body = {"input": ["one text", "another"]}
+    _, answer = ask(port, "/v1/embeddings", body)
+    vectors = np.array([entry["embedding"] for entry in answer["data"]], "f4")
+    np.testing.assert_allclose(vectors, lm.embed(body["input"]), rtol=1e-5)
+    _, answer = ask(port, "/v1/embeddings", {**body, "encoding_format": "base64"})
+    packed = np.frombuffer(base64.b64decode(answer["data"][1]["embedding"]), "<f4")
+    np.testing.assert_array_equal(packed, vectors[1])
+
+
+def test_requests_at_the_same_time_do_not_mix(port, lm):
+    prompts = ["ROMEO:", "JULIET:", "KING:", "The", "A", "First"]
+    found = {}
+
+    def one(prompt):
+        _, answer = ask(port, "/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0})
+        found[prompt] = answer["choices"][0]["text"]
+
+    threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {prompt: lm.generate(prompt, 8) for prompt in prompts}
+
+
+def test_whoever_leaves_in_the_middle_harms_nobody(port):
+    for _ in range(6):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        body = {"prompt": "ROMEO:", "max_tokens": 400, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        connection.getresponse().read(20)
+        connection.close()
+    assert ask(port, "/v1/chat/completions", HELLO)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "change, message, field",
+    [
+        ({"messages": []}, "at least one message", "messages"),
+        ({"messages": [{"content": "x"}]}, "with a role", "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of text only", "messages[0]"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1 on", "max_tokens"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'", "temperature"),
+        ({"temperature": -1}, "temperature", None),
+        ({"temperature": -1, "stream": True}, "temperature", None),
+        ({"stop": 7}, "stop must be a text", "stop"),
+        ({"n": 99}, "n must be a whole number from 1 to 16", "n"),
+        ({"n": 2, "stream": True}, "one prompt and one choice", "n"),
+        ({"stream": "yes"}, "stream must be true or false", "stream"),
+        ({"tools": [{"type": "function"}]}, "tools is not supported", "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not supported", "response_format"),
+        ({"tempreature": 1}, "there is no field 'tempreature'", "tempreature"),
+    ],
+)
+def test_what_cannot_be_done_is_said(port, change, message, field):
+    status, answer = ask(port, "/v1/chat/completions", {**HELLO, **change})
+    assert status == 400 and message in answer["error"]["message"], answer
+    assert answer["error"]["param"] == field and answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "path, body, status, message",
+    [
+        ("/v1/chat/completions", b"{", 400, "not JSON"),
+        ("/v1/chat/completions", b"[" * 100000, 400, "not JSON"),
+        ("/v1/chat/completions", b"[1]", 400, "must be a JSON object, got list"),
+        ("/v1/chat/completions", b"\xff\xfe", 400, "not JSON"),
+        ("/v1/nothing", b"{}", 404, "there is nothing at /v1/nothing"),
+        ("/", None, 404, "there is nothing at /"),
+        ("/v1/completions", None, 405, "takes POST"),
+        ("/v1/embeddings", b'{"input": []}', 400, "none of them empty"),
+        ("/v1/completions", b'{"prompt": ""}', 400, "the prompt is empty"),
+        ("/v1/completions", b'{"prompt": [999999]}', 400, "999999"),
+    ],
+)
+def test_what_is_no_request(port, path, body, status, message):
+    found, answer = ask(port, path, body)
+    assert found == status and message in answer["error"]["message"]
+
+
+def test_prompts_that_are_too_long(port, lm):
+    status, answer = ask(port, "/v1/completions", {"prompt": "word " * lm.config.context})
+    assert status == 400 and f"the context is {lm.config.context}" in answer["error"]["message"]
+    head = {"Content-Length": str(MOST_BYTES + 1)}
+    assert ask(port, "/v1/completions", b"", "POST", **head)[0] == 413
+
+
+def test_models_and_health(port):
+    assert ask(port, "/health") == (200, {"status": "ok"})
+    assert ask(port, "/v1/models")[1]["data"][0]["id"] == "tiny"
+
+
+def test_pages_of_other_origins_get_no_answer(port):
+    status, answer = ask(port, "/v1/models", Host="evil.example:8080")
+    assert status == 403 and "localhost" in answer["error"]["message"]
+    assert ask(port, "/v1/models", Host="localhost")[0] == 200
+
+
+def test_a_key(lm):
+    with running(Service("tiny", lm), key="sesame") as port:
+        assert ask(port, "/v1/models")[0] == 401 and ask(port, "/health")[0] == 200
+        assert ask(port, "/v1/models", Authorization="Bearer open")[0] == 401
+        assert ask(port, "/v1/models", Authorization="Bearer sesame")[0] == 200
+
+
+def test_a_model_without_a_template_cannot_chat():
+    with running(Service("tiny", rlx.load("tiny"))) as port:
+        status, answer = ask(port, "/v1/chat/completions", HELLO)
+        assert status == 400 and "no chat template" in answer["error"]["message"]
+
+
+def test_wrong_addresses(port, tmp_path, capsys):
+    with pytest.raises(RlxError, match=f"cannot listen on 127.0.0.1:{port}: .*; try --port 0"):
+        model_server(Service("none"), port=port)
+    assert main(["serve", "tiny", "--port", "70000"]) == 1
+    assert "a port is a number from 0 to 65535" in capsys.readouterr().err
+    (tmp_path / "key").write_text("\n")
+    assert main(["serve", "tiny", "--key-file", str(tmp_path / "key")]) == 1
+    assert "it must hold the key" in capsys.readouterr().err
