@@ -30,7 +30,7 @@ from rlx.models.adapters import PARTS, Adapter, LoraPair, Site, chosen_sites, li
 from rlx.models.config import DecoderConfig, EncoderConfig
 from rlx.models.convert import ARCHITECTURES
 from rlx.models.model_files import read_json
-from rlx.models.weights import WeightFile, qkv_order
+from rlx.models.weights import WeightFile, order_by_heads
 
 Config = DecoderConfig | EncoderConfig
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -192,7 +192,7 @@ def row_orders(config: Config, in_gguf: bool) -> Rows:
         if role in heads and count % (2 * heads[role]) == 0:
             # The two features of a rotary pair are neighbours.
             return np.arange(count).reshape(heads[role], 2, -1).swapaxes(1, 2).reshape(-1)
-        places = qkv_order(count, config.heads, config.kv_heads) if role == "qkv" and by_head else None
+        places = order_by_heads(count, config.heads, config.kv_heads) if role == "qkv" and by_head else None
         return everything if places is None else places
 
     return order

@@ -15,7 +15,15 @@ from rlx.errors import FormatError
 from rlx.models import weight_names
 from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig
-from rlx.models.weights import WeightFile, gguf_weights, hf_weights
+from rlx.models.hf_layouts import REARRANGED
+from rlx.models.weights import (
+    QkvOrder,
+    WeightFile,
+    gguf_weights,
+    hf_weights,
+    order_by_heads,
+    order_by_quarters,
+)
 
 # A config of a model is small; a larger file is not what it claims to be.
 _MAX_CONFIG_BYTES = 16 << 20
@@ -108,10 +116,18 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
         experts=config.moe.experts if config.moe is not None else 0,
         in_out=family in weight_names.HF_IN_OUT,
         norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
-        qkv_heads=(config.heads, config.kv_heads) if family in weight_names.HF_QKV_BY_HEAD else None,
-        experts_in_turn=family in weight_names.HF_EXPERTS_IN_TURN,
+        qkv_order=_qkv_order(config),
+        rearrange=REARRANGED.get(family),
     )
     return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
+
+
+def _qkv_order(config: DecoderConfig) -> QkvOrder | None:
+    if config.family in weight_names.HF_QKV_BY_QUARTER:
+        return order_by_quarters
+    if config.family not in weight_names.HF_QKV_BY_HEAD:
+        return None
+    return lambda rows: order_by_heads(rows, config.heads, config.kv_heads)
 
 
 def read_json(path: Path) -> dict[str, Any]:
