@@ -86,3 +86,18 @@ def test_what_is_read_and_refused():
     assert encoder_config_from_hf(FIELDS | {"model_type": "albert", "embedding_size": 16}).embed_width == 16
     with pytest.raises(FormatError, match="num_hidden_groups=3 is not supported"):
         encoder_config_from_hf(FIELDS | {"model_type": "albert", "num_hidden_groups": 3})
+
+
+def test_norms_may_be_called_gamma_and_beta(tmp_path):
+    """As in files that were made of TensorFlow's, among them those of the first BERT models."""
+    arrays = written(tmp_path, "electra")
+    other = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, array in arrays.items():
+        ending = ".".join(name.split(".")[-2:])
+        renamed[name.removesuffix(ending) + other.get(ending, ending)] = array
+    assert renamed.keys() != arrays.keys()
+    write_safetensors(tmp_path / "model.safetensors", renamed)
+    ids = np.random.default_rng(2).integers(0, 50, (1, 9))
+    found = rlx.load_encoder(tmp_path, device="reference").forward(ids)
+    np.testing.assert_allclose(found[0], hidden_states(arrays, "electra", ids[0]), atol=2e-5)

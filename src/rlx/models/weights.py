@@ -211,11 +211,7 @@ def hf_weights(
     stored as [in, out], and given as [out, in]. With a `qkv_order` the rows of fused q, k and v are given in that
     order, all of q, then k, then v. Files that divide weights otherwise are read with one of `rlx.models.hf_layouts`.
     """
-    # A bias that belongs to no matrix, and may be stored as one row.
-    found = {
-        name.replace("_correction_bias", "_correction.bias"): _as_vector(w) if name.endswith("_correction_bias") else w
-        for name, w in ((name, _hf_weight(tensor)) for name, tensor in tensors.items())
-    }
+    found = dict(_usually_named(name, _hf_weight(tensor)) for name, tensor in tensors.items())
     if prefix and not any(name.startswith(prefix) for name in found):
         head = names.get("head", "") + ".weight"
         found = {name if name == head else prefix + name: w for name, w in found.items()}
@@ -238,6 +234,18 @@ def hf_weights(
         fused = {f"{names['qkv'].format(i=i)}.{part}" for i in range(layers) for part in ("weight", "bias")}
         found = {name: _q_then_k_then_v(name, w, qkv_order) if name in fused else w for name, w in found.items()}
     return WeightFile(what, renamed, found)
+
+
+# Endings in the place of which others are usual; files that were made of TensorFlow's have those of norms.
+_OTHER_ENDINGS = {".gamma": ".weight", ".beta": ".bias", "_correction_bias": "_correction.bias"}
+
+
+def _usually_named(name: str, weight: Weight) -> tuple[str, Weight]:
+    for ending, usual in _OTHER_ENDINGS.items():
+        if name.endswith(ending):
+            # A bias of scores may be stored as one row.
+            return name.removesuffix(ending) + usual, _as_vector(weight)
+    return name, weight
 
 
 def order_by_heads(rows: int, heads: int, kv_heads: int) -> Order | None:
