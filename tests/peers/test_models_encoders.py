@@ -27,6 +27,12 @@ FAMILIES = {
     "bert": BASE,
     "roberta": BASE | {"type_vocab_size": 1, "pad_token_id": 1},
     "xlm-roberta": BASE | {"type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "gelu_new"},
+    "camembert": BASE | {"type_vocab_size": 1, "pad_token_id": 1},
+    "data2vec-text": BASE | {"type_vocab_size": 1, "pad_token_id": 1},
+    "roberta-prelayernorm": BASE | {"pad_token_id": 1},
+    "xlm-roberta-xl": BASE | {"pad_token_id": 1},
+    "ernie": BASE,
+    "megatron-bert": BASE,
     "distilbert": {
         "vocab_size": 90,
         "dim": 32,

@@ -233,12 +233,12 @@ PoolingMode = Literal["mean", "cls", "max", "lasttoken", "weightedmean", "mean_s
 class EncoderConfig:
     """A bidirectional encoder of the BERT family.
 
-    Embeddings may have an `embed_width` of their own, from which a linear layer leads to `hidden` (0: they have none).
-    Learned positions are a table of `table_rows` rows, used from `position_offset` on (RoBERTa: padding id + 1). With
-    `relative_buckets` a bias per head and bucket of distances is added to the scores (MPNet). `rope` replaces learned
-    positions (NomicBERT). Norms stand after each residual, or with `pre_norms` before each half of a layer and once at
-    the end (ModernBERT). In layers for which `is_local` holds, tokens see those up to `local_reach` away, and turn by
-    `local_rope`.
+    Embeddings may have an `embed_width` of their own, from which a linear layer leads to `hidden` (0: they have none);
+    they are normalised with `embed_norm`. Learned positions are a table of `table_rows` rows, used from
+    `position_offset` on (RoBERTa: padding id + 1). With `relative_buckets` a bias per head and bucket of distances is
+    added to the scores (MPNet). `rope` replaces learned positions (NomicBERT). Norms stand after each residual, or with
+    `pre_norms` before each half of a layer and once at the end (ModernBERT). In layers for which `is_local` holds,
+    tokens see those up to `local_reach` away, and turn by `local_rope`.
     """
 
     family: str
@@ -262,6 +262,7 @@ class EncoderConfig:
     fused_qkv: bool = False
     fused_gate_up: bool = False
     pre_norms: bool = False
+    embed_norm: bool = True
     local_reach: int = 0
     local_rope: RopeConfig | None = None
     local_layers: frozenset[int] = frozenset()

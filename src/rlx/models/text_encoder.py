@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
 from rlx.errors import BindingError, FormatError, OpError
-from rlx.models import weight_names
+from rlx.models import encoder_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
 from rlx.models.encoder import build_encoder, relative_buckets
@@ -97,7 +97,7 @@ def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFi
     if not path.is_dir():
         raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
     config = encoder_config_from_directory(path)
-    names, prefix = weight_names.HF_ENCODERS[config.family], weight_names.HF_ENCODER_PREFIX[config.family]
+    names, prefix = encoder_names.HF_ENCODERS[config.family], encoder_names.HF_ENCODER_PREFIX[config.family]
     return config, hf_weights(open_weights(path, mmap), names, path.name, layers=config.layers, prefix=prefix)
 
 
