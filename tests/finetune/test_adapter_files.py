@@ -16,9 +16,9 @@ from rlx.formats.safetensors import open_safetensors, write_safetensors
 from rlx.models.adapter_files import adapter_sites, read_adapter, write_gguf_adapter, write_peft
 from rlx.models.adapters import new_adapter
 from rlx.models.convert import convert
+from rlx.models.encoder_names import HF_ENCODERS
 from rlx.models.merging import write_merged
 from rlx.models.model_files import open_decoder
-from rlx.models.weight_names import HF_ENCODERS
 from rlx.models.weights import WeightFile, plain_weight
 
 IDS = [1, 7, 30, 200, 3, 99, 14, 5]

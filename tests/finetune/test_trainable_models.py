@@ -14,9 +14,9 @@ from rlx import optim, train
 from rlx.errors import OpError
 from rlx.finetune import AdapterConfig, causal_loss, trainable_decoder, trainable_encoder
 from rlx.models.adapter_files import read_adapter, write_peft
+from rlx.models.encoder_names import HF_ENCODERS
 from rlx.models.model_files import DecoderFiles
 from rlx.models.text_encoder import TextEncoder
-from rlx.models.weight_names import HF_ENCODERS
 from rlx.models.weights import WeightFile, plain_weight
 
 TOKENS = np.random.default_rng(0).integers(1, 250, (2, 9)).astype(np.int32)

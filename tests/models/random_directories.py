@@ -135,10 +135,17 @@ def random_directory(folder: Path, fields: dict, seed: int = 0, template: str | 
     recorder = _Recorder(family, names, config.tied, seed)
     build_decoder(config, recorder)
     arrays = {}
-    if family in weight_names.HF_EXPERTS_IN_TURN:
+    if family == "gpt_oss":
         _put_in_turn(recorder.arrays)
     for name, array in recorder.arrays.items():
-        if ".experts." in name and family not in weight_names.HF_EXPERTS_IN_TURN:
+        if name.endswith(".gate.weight") and ".input_linear." in name:
+            parts = [array, recorder.arrays[name.replace(".gate.", ".up.")]]
+            arrays[name.replace(".gate.", ".")] = np.concatenate(parts, -2)
+        elif ".input_linear.up." in name:
+            continue
+        elif name.endswith("_correction.bias"):
+            arrays[name.replace("_correction.", "_correction_")] = array
+        elif ".experts." in name and family != "gpt_oss":
             before, after = name.split(".experts.")
             arrays |= {f"{before}.experts.{e}.{after}": part for e, part in enumerate(array)}
         elif family in weight_names.HF_IN_OUT and array.ndim == 2 and ".wte" not in name and ".wpe" not in name:

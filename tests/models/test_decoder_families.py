@@ -21,6 +21,10 @@ from rlx.models.convert import ARCHITECTURES, convert
 TOKENS = np.random.default_rng(3).integers(0, 256, 15).tolist()
 
 
+# What GGUF files cannot say of variants whose families they have.
+WITHOUT_FILES = {"falcon_rw": "rope", "cohere_norms": "qk_norm"}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_and_files_give_the_logits_of_the_whole_text(family, tmp_path):
     folder = random_directory(tmp_path / "hf", FAMILIES[family])
@@ -32,7 +36,10 @@ def test_steps_and_files_give_the_logits_of_the_whole_text(family, tmp_path):
     np.testing.assert_allclose(session.prefill(TOKENS[:9]), expected[8], rtol=0, atol=close)
     for place in (9, 10):
         np.testing.assert_allclose(session.step(TOKENS[place]), expected[place], rtol=0, atol=close)
-    if FAMILIES[family]["model_type"] in ARCHITECTURES:
+    if family in WITHOUT_FILES:
+        with pytest.raises(FormatError, match=f"cannot say that {WITHOUT_FILES[family]} is"):
+            convert(folder, tmp_path / "m.gguf", "F32")
+    elif FAMILIES[family]["model_type"] in ARCHITECTURES:
         convert(folder, tmp_path / "m.gguf", "F32")
         read = rlx.load(tmp_path / "m.gguf", device="reference")
         np.testing.assert_allclose(read.logits(TOKENS), expected, rtol=0, atol=close)
@@ -75,9 +82,19 @@ def test_what_a_family_is(family, expected):
 
 def test_which_features_turn():
     found = {name: decoder_config_from_hf(fields).rope for name, fields in FAMILIES.items()}
+    none = {name for name, rope in found.items() if rope is None}
+    assert none == {"bloom", "mpt", "falcon_rw", "gpt_bigcode", "gpt_bigcode_heads", "gpt_neo", "opt_350m"} | {
+        "granitemoehybrid"
+    }
+    found = {name: rope for name, rope in found.items() if rope is not None}
     neighbours = {name for name, rope in found.items() if rope.style == "gptj"}
-    assert neighbours == {"cohere", "cohere2", "glm", "glm4", "gptj", "ernie4_5"}
+    assert neighbours == {"cohere", "cohere2", "glm", "glm4", "gptj", "ernie4_5"} | {
+        *("helium", "codegen", "cohere_norms", "ernie4_5_moe", "deepseek_v2", "deepseek_v3")
+    }
     assert {name: rope.dims for name, rope in found.items() if rope.dims != 4} == {
+        "nemotron": 2,
+        "persimmon": 2,
+        "vaultgemma": 8,
         "stablelm": 2,
         "stablelm_parallel": 2,
         "phi": 2,
@@ -129,11 +146,16 @@ def test_gemma3_has_no_limit_of_attention_scores():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm=True is not supported"),
-        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm=True is not supported"),
-        ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm=True is not supported"),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "layers of type 'mamba' are not"),
+        ({"model_type": "baichuan", "vocab_size": 125696}, "baichuan models of the second generation"),
+        ({"model_type": "baichuan", "max_position_embeddings": None}, "baichuan models without max_position_embed"),
+        (FAMILIES["deepseek_v2"] | {"n_group": 3}, "1 of 3 groups of 4 experts"),
+        (FAMILIES["deepseek_v2"] | {"num_experts_per_tok": 3}, "1 groups of 2 experts are too small for 3 per token"),
+        (FAMILIES["deepseek_v3"] | {"num_experts_per_tok": 5}, "a token meets 5 of 4"),
+        (FAMILIES["hunyuan_moe"] | {"moe_topk": [1, 2]}, r"moe_topk must be the same for all layers, got \[1, 2\]"),
+        (FAMILIES["mpt"] | {"attn_config": {"qk_ln": True}}, "qk_ln=True is not supported; supported: False"),
+        (FAMILIES["gpt_neo"] | {"attention_types": [[["global"], 1]]}, "must name 2 global or local layers"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, "no_rope_layers must be 2 times 0 or 1"),
-        (FALCON | {"alibi": True}, "alibi=True is not supported"),
         ({"model_type": "starcoder2", "norm_epsilon": 1e-5, "norm_type": "rms_norm"}, "norm_type='rms_norm'"),
         ({"model_type": "hunyuan_v1_dense", "use_cla": True}, "use_cla=True is not supported"),
         ({"model_type": "olmo", "clip_qkv": -1.0}, "clip_qkv must be a positive number"),

@@ -10,7 +10,7 @@ import rlx
 from models.numpy_forward import layer_norm, softmax
 from rlx.errors import FormatError
 from rlx.formats.safetensors import write_safetensors
-from rlx.models import weight_names
+from rlx.models import encoder_names
 from rlx.models.config_hf_encoders import encoder_config_from_hf
 
 FIELDS = {
@@ -32,7 +32,7 @@ SIZES |= {"embed_norm": (12,), "attn_norm": (16,), "ffn_norm": (16,)}
 def written(folder, family, **changes):
     """A directory with random weights, and the weights by name."""
     rng, arrays = np.random.default_rng(1), {}
-    for role, name in weight_names.HF_ENCODERS[family].items():
+    for role, name in encoder_names.HF_ENCODERS[family].items():
         for layer in range(3) if "{i}" in name else (0,):
             dims = SIZES[role]
             scale, own = (dims[-1] ** -0.5, 0.0) if len(dims) > 1 else (0.3, 1.0)
@@ -49,15 +49,15 @@ def hidden_states(arrays, family, ids):
     """f64 [S, D] of one text."""
 
     def linear(x, role, layer=0):
-        name = weight_names.HF_ENCODERS[family][role].replace("{i}", str(layer))
+        name = encoder_names.HF_ENCODERS[family][role].replace("{i}", str(layer))
         return x @ arrays[f"{name}.weight"].astype("f8").T + arrays[f"{name}.bias"]
 
     def norm(x, role, layer=0):
-        name = weight_names.HF_ENCODERS[family][role].replace("{i}", str(layer))
+        name = encoder_names.HF_ENCODERS[family][role].replace("{i}", str(layer))
         return layer_norm(x, arrays[f"{name}.weight"].astype("f8"), arrays[f"{name}.bias"], 1e-12)
 
     table = {
-        role: arrays[f"{weight_names.HF_ENCODERS[family][role]}.weight"].astype("f8")
+        role: arrays[f"{encoder_names.HF_ENCODERS[family][role]}.weight"].astype("f8")
         for role in SIZES
         if role in ("embed", "positions", "token_types")
     }
@@ -86,3 +86,18 @@ def test_what_is_read_and_refused():
     assert encoder_config_from_hf(FIELDS | {"model_type": "albert", "embedding_size": 16}).embed_width == 16
     with pytest.raises(FormatError, match="num_hidden_groups=3 is not supported"):
         encoder_config_from_hf(FIELDS | {"model_type": "albert", "num_hidden_groups": 3})
+
+
+def test_norms_may_be_called_gamma_and_beta(tmp_path):
+    """As in files that were made of TensorFlow's, among them those of the first BERT models."""
+    arrays = written(tmp_path, "electra")
+    other = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, array in arrays.items():
+        ending = ".".join(name.split(".")[-2:])
+        renamed[name.removesuffix(ending) + other.get(ending, ending)] = array
+    assert renamed.keys() != arrays.keys()
+    write_safetensors(tmp_path / "model.safetensors", renamed)
+    ids = np.random.default_rng(2).integers(0, 50, (1, 9))
+    found = rlx.load_encoder(tmp_path, device="reference").forward(ids)
+    np.testing.assert_allclose(found[0], hidden_states(arrays, "electra", ids[0]), atol=2e-5)

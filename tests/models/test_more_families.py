@@ -10,9 +10,8 @@ import rlx
 from models.numpy_forward import layer_norm, rms_norm, rotate, softmax
 from models.random_directories import FAMILIES, random_directory
 from models.tiny_models import language_model
-from rlx.errors import FormatError, OpError
+from rlx.errors import OpError
 from rlx.formats.safetensors import open_safetensors, write_safetensors
-from rlx.models.config_hf import decoder_config_from_hf
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 17)
 OPT = {
@@ -115,18 +114,6 @@ def test_logits_are_those_of_the_formulas(fields, forward, tmp_path):
     expected = forward(w, linear, fields)
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(rlx.load(folder).logits(TOKENS.tolist()), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"do_layer_norm_before": False}, "do_layer_norm_before=False is not supported"),
-        ({"word_embed_proj_dim": 16}, "word_embed_proj_dim=16 is not supported"),
-    ],
-)
-def test_variants_of_opt_that_are_refused(change, message):
-    with pytest.raises(FormatError, match=message):
-        decoder_config_from_hf(OPT | change)
 
 
 MODERNBERT = {

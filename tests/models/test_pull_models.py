@@ -368,7 +368,10 @@ def test_the_cache_of_the_hubs_own_tools(hub, tmp_path, monkeypatch):
             "not a file name inside a model|answered 404",
         ),
         (b'{"sha": "%s", "siblings": [{"rfilename": "a.gguf"}]}' % COMMIT.encode(), "has GGUF files; name one"),
-        (b'{"sha": "%s", "siblings": [{"rfilename": "a.bin"}]}' % COMMIT.encode(), "neither safetensors nor GGUF"),
+        (
+            b'{"sha": "%s", "siblings": [{"rfilename": "a.bin"}]}' % COMMIT.encode(),
+            "neither safetensors, pytorch_model.bin nor GGUF",
+        ),
     ],
 )
 def test_hostile_hubs(hub, listing, message, tmp_path):

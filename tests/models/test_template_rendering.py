@@ -46,6 +46,8 @@ def test_a_conversation():
         ("{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "0234"),
         ("{% for i in range(5) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
         ("{% set ns = namespace(n=0) %}{% for c in 'abc' %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "3"),
+        ("{% set c = joiner(', ') %}{% for i in range(3) %}{{ c() }}{{ i }}{% endfor %}", "0, 1, 2"),
+        ("{% set c = cycler('a', 'b') %}{% for i in range(3) %}{{ c.next() }}{% endfor %}", "aba"),
         ("{{ messages | map(attribute='role') | join(',') }}", "user"),
         ("{{ 'a' ~ 1 ~ ('b' ~ none) }}", "a1bNone"),
         ("{{ ' x '.strip() }}{{ 'a,b'.split(',')[1] }}{{ 'ab'.replace('a', 'c') }}", "xbcb"),

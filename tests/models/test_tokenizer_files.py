@@ -66,12 +66,12 @@ def test_truncation_keeps_the_tokens_around(folder, limit):
 
 def test_special_tokens_of_generation_configs(byte_level):
     (byte_level / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert Tokenizer.from_directory(byte_level).eos_ids == (7, 9, 0)
+    assert Tokenizer.from_directory(byte_level).eos_ids == (0, 7, 9)
     (byte_level / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
-    assert Tokenizer.from_directory(byte_level).eos_ids == (7, 0)
+    assert Tokenizer.from_directory(byte_level).eos_ids == (0, 7)
     (byte_level / "generation_config.json").unlink()
     (byte_level / "config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
-    assert Tokenizer.from_directory(byte_level).eos_ids == (5, 6, 0)
+    assert Tokenizer.from_directory(byte_level).eos_ids == (0, 5, 6)
     (byte_level / "config.json").unlink()
     assert Tokenizer.from_directory(byte_level).eos_ids == (0,)
 
@@ -87,11 +87,27 @@ def test_chat_templates_of_folders(byte_level, tmp_path):
     named = [{"name": "tool_use", "template": "tool"}, {"name": "default", "template": "plain"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert Tokenizer.from_directory(tmp_path).render_chat(messages) == "plain"
+    assert Tokenizer.from_directory(tmp_path).render_chat(messages, tools=[{"name": "f"}]) == "tool"
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "beside"}))
+    assert Tokenizer.from_directory(tmp_path).render_chat(messages) == "beside"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with {{ tools[0].name }}")
+    assert Tokenizer.from_directory(tmp_path).render_chat(messages, tools=[{"name": "f"}]) == "with f"
     (tmp_path / "chat_template.jinja").write_text("own file {{ extra }}")
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert tokenizer.render_chat(messages, extra=3) == "own file 3"
     tokenizer.chat_template = "changed"
     assert tokenizer.render_chat(messages) == "changed"
+
+
+def test_templates_are_told_the_tokens_that_have_names(byte_level):
+    """What ends an answer may be other tokens, which `generation_config.json` lists."""
+    names = {"eos_token": "<|special|>", "pad_token": {"content": "a"}, "image_token": "b", "add_bos_token": True}
+    template = "{{ eos_token }}{{ pad_token }}{{ image_token }}{{ bos_token }}{{ add_bos_token is defined }}"
+    (byte_level / "tokenizer_config.json").write_text(json.dumps(names | {"chat_template": template}))
+    (byte_level / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 0]}))
+    assert Tokenizer.from_directory(byte_level).render_chat([]) == "<|special|>abFalse"
 
 
 def test_folders_that_have_no_tokenizer(tmp_path):

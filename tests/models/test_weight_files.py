@@ -8,7 +8,8 @@ import pytest
 from rlx.errors import FormatError
 from rlx.formats.gguf import open_gguf, write_gguf
 from rlx.formats.safetensors import open_safetensors, write_safetensors
-from rlx.models.weight_names import HF_DECODERS, HF_ENCODER_PREFIX, HF_PREFIX
+from rlx.models.encoder_names import HF_ENCODER_PREFIX
+from rlx.models.weight_names import HF_DECODERS, HF_PREFIX
 from rlx.models.weights import gguf_weights, hf_weights
 from rlx.quant.schemes import QuantScheme, dequantize_blocks
 

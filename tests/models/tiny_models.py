@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from rlx.models.config import DecoderConfig, EncoderConfig, RopeConfig
+from rlx.models.encoder_names import HF_ENCODERS
 from rlx.models.language_model import LanguageModel
 from rlx.models.model_files import DecoderFiles
 from rlx.models.text_encoder import TextEncoder
-from rlx.models.weight_names import GGUF, HF_ENCODERS
+from rlx.models.weight_names import GGUF
 from rlx.models.weights import WeightFile, plain_weight
 
 LLAMA = DecoderConfig(

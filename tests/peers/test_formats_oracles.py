@@ -9,6 +9,7 @@ import pytest
 
 from rlx.formats.gguf import TYPES, can_write, open_gguf, quantize, write_gguf
 from rlx.formats.safetensors import open_safetensors, write_safetensors
+from rlx.formats.torch_checkpoints import open_torch
 from rlx.quant.decode import FORMATS
 from rlx.quant.schemes import QuantScheme, dequantize_blocks
 
@@ -176,3 +177,27 @@ def test_safetensors_of_torch(tmp_path):
             got = file.tensors[name].array()
             assert got.dtype == getattr(ml_dtypes, name)
             assert np.array_equal(got.astype(np.float32), values.float().numpy())
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_what_torch_saves(archive, tmp_path):
+    torch = pytest.importorskip("torch")
+    values = {
+        "matrix": torch.arange(12.0).reshape(3, 4),
+        "turned": torch.arange(12.0).reshape(3, 4).T,
+        "part": torch.arange(20.0)[3:9],
+        "half": torch.randn(5).half(),
+        "bfloat": torch.randn(3, 2).bfloat16(),
+        "double": torch.randn(3).double(),
+        "count": torch.arange(3),
+        "bool": torch.tensor([True, False]),
+        "one": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "parameter": torch.nn.Parameter(torch.ones(2, 2)),
+    }
+    torch.save({**values, "step": 3}, tmp_path / "f.bin", _use_new_zipfile_serialization=archive)
+    found = open_torch(tmp_path / "f.bin")
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        assert found[name].shape == tuple(value.shape)
+        np.testing.assert_array_equal(found[name].array().astype(np.float64), value.detach().double().numpy())

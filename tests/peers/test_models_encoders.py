@@ -27,6 +27,12 @@ FAMILIES = {
     "bert": BASE,
     "roberta": BASE | {"type_vocab_size": 1, "pad_token_id": 1},
     "xlm-roberta": BASE | {"type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "gelu_new"},
+    "camembert": BASE | {"type_vocab_size": 1, "pad_token_id": 1},
+    "data2vec-text": BASE | {"type_vocab_size": 1, "pad_token_id": 1},
+    "roberta-prelayernorm": BASE | {"pad_token_id": 1},
+    "xlm-roberta-xl": BASE | {"pad_token_id": 1},
+    "ernie": BASE,
+    "megatron-bert": BASE,
     "distilbert": {
         "vocab_size": 90,
         "dim": 32,
@@ -87,6 +93,26 @@ def test_files_with_a_head_hold_the_same_encoder(kind, tmp_path):
     ids, _ = ragged_batch()
     with torch.no_grad():
         expected = model(input_ids=torch.tensor(ids), output_hidden_states=True).hidden_states[-1].numpy()
+    np.testing.assert_allclose(rlx.load_encoder(tmp_path).forward(ids), expected, rtol=0, atol=1e-4)
+
+
+def test_older_files_of_torch_name_norms_otherwise(tmp_path):
+    """Files that came from TensorFlow have gamma and beta; those before safetensors are pickles, in parts if large."""
+    model = saved_encoder("bert", tmp_path)
+    ids, _ = ragged_batch()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor(ids)).last_hidden_state.numpy()
+    (tmp_path / "model.safetensors").unlink()
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    weights = {}
+    for name, value in model.state_dict().items():
+        for new, ending in old.items():
+            name = name.replace(new, ending)
+        weights[f"bert.{name}"] = value
+    places = {name: f"pytorch_model-{number % 2}.bin" for number, name in enumerate(weights)}
+    for part in set(places.values()):
+        torch.save({name: value for name, value in weights.items() if places[name] == part}, tmp_path / part)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
     np.testing.assert_allclose(rlx.load_encoder(tmp_path).forward(ids), expected, rtol=0, atol=1e-4)
 
 

@@ -25,12 +25,12 @@ from rlx.errors import FormatError, OpError
 from rlx.formats.gguf import open_gguf, write_gguf
 from rlx.formats.mapped_file import replace_file
 from rlx.formats.safetensors import open_safetensors, write_safetensors
-from rlx.models import weight_names
+from rlx.models import encoder_names, weight_names
 from rlx.models.adapters import PARTS, Adapter, LoraPair, Site, chosen_sites, linear_sites, require_fit
 from rlx.models.config import DecoderConfig, EncoderConfig
 from rlx.models.convert import ARCHITECTURES
 from rlx.models.model_files import read_json
-from rlx.models.weights import WeightFile, qkv_order
+from rlx.models.weights import WeightFile, order_by_heads
 
 Config = DecoderConfig | EncoderConfig
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -54,8 +54,8 @@ _REFUSED: dict[str, Sequence[object]] = {
 def module_names(config: Config) -> Mapping[str, str]:
     """Role -> what PEFT calls the module, with `{i}` for the layer."""
     if isinstance(config, EncoderConfig):
-        prefix = weight_names.HF_ENCODER_PREFIX[config.family]
-        return {role: name.removeprefix(prefix) for role, name in weight_names.HF_ENCODERS[config.family].items()}
+        prefix = encoder_names.HF_ENCODER_PREFIX[config.family]
+        return {role: name.removeprefix(prefix) for role, name in encoder_names.HF_ENCODERS[config.family].items()}
     family = config.family if config.family in weight_names.HF_DECODERS else _FAMILIES.get(config.family, "")
     names = weight_names.HF_DECODERS.get(family)
     if names is None:
@@ -160,7 +160,7 @@ def _module_and_part(key: str) -> tuple[str, str]:
 def _site(module: str, known: Mapping[str, Site], config: Config) -> Site | None:
     """The layer of a module, whose name may have the prefix of a class around the model, or lack its own."""
     if isinstance(config, EncoderConfig):
-        return known.get(module.removeprefix(weight_names.HF_ENCODER_PREFIX[config.family]))
+        return known.get(module.removeprefix(encoder_names.HF_ENCODER_PREFIX[config.family]))
     prefix = weight_names.HF_PREFIX[_FAMILIES.get(config.family, config.family)]
     return known.get(module, known.get(prefix + module))
 
@@ -192,7 +192,7 @@ def row_orders(config: Config, in_gguf: bool) -> Rows:
         if role in heads and count % (2 * heads[role]) == 0:
             # The two features of a rotary pair are neighbours.
             return np.arange(count).reshape(heads[role], 2, -1).swapaxes(1, 2).reshape(-1)
-        places = qkv_order(count, config.heads, config.kv_heads) if role == "qkv" and by_head else None
+        places = order_by_heads(count, config.heads, config.kv_heads) if role == "qkv" and by_head else None
         return everything if places is None else places
 
     return order

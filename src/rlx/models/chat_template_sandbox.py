@@ -109,7 +109,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
             "range": _bounded_range,
-            "namespace": self.globals["namespace"],
+            **{name: self.globals[name] for name in ("namespace", "joiner", "cycler")},
             "dict": dict,
         }
 

@@ -69,23 +69,66 @@ class RopeConfig:
 _LEAST_CONTEXT: dict[str, int] = {"llama3": 1, "yarn": 1, "longrope": 2}
 
 
+ExpertScore = Literal["softmax", "sigmoid"]
+
+
 @dataclass(frozen=True)
 class MoeConfig:
     """A feed-forward layer of `experts`, of which each token meets the `top_k` that its router scores highest.
 
-    Weights are the softmax over all experts; with `renormalize` those of the chosen ones are made to add up to 1.
-    `shared_ffn` is the width of an expert that every token meets (0: none), weighted by a sigmoid gate. With a
-    `swiglu_limit` l the inside of an expert is (u + 1)·g·sigmoid(`swiglu_slope`·g), of g up to l and u within ±l.
+    Weights are the scores, each a `score` of what the router says: the softmax over all experts, or a sigmoid of its
+    own. With `corrected` a bias is added to the scores for choosing alone. Of `groups` of experts a token meets those
+    of `top_groups`, which are judged by their best `group_judges` scores. With `renormalize` the weights of the chosen
+    ones are made to add up to 1; then they are multiplied by `scale`.
+
+    `shared_ffn` is the width of an expert that every token meets (0: none), with `shared_gate` weighted by a sigmoid.
+    With a `swiglu_limit` l the inside of an expert is (u + 1)·g·sigmoid(`swiglu_slope`·g), of g up to l and u within
+    ±l.
     """
 
     experts: int
     top_k: int
     ffn: int
     renormalize: bool
+    score: ExpertScore = "softmax"
+    corrected: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_judges: int = 1
+    scale: float = 1.0
     shared_ffn: int = 0
+    shared_gate: bool = True
     swiglu_limit: float | None = None
     swiglu_slope: float = 1.702
     dense_layers: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.experts:
+            raise FormatError(f"experts: a token meets {self.top_k} of {self.experts}")
+        size = self.experts // max(self.groups, 1)
+        if self.groups < 1 or self.experts % self.groups or not 1 <= self.top_groups <= self.groups:
+            raise FormatError(f"experts: {self.top_groups} of {self.groups} groups of {self.experts} experts")
+        if self.groups > 1 and (self.top_groups * size < self.top_k or size < self.group_judges):
+            raise FormatError(
+                f"experts: {self.top_groups} groups of {size} experts are too small for {self.top_k} per token"
+            )
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Attention whose keys and values are made of one vector of `rank` features, and of `rope` features more that turn
+    and that all heads share; queries of a head have `plain` features and `rope` that turn. With a `query_rank` queries
+    are made of a vector of that length."""
+
+    rank: int
+    plain: int
+    rope: int
+    value: int
+    query_rank: int = 0
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_sizes("latent attention", {n: getattr(self, n) for n in ("rank", "plain", "rope", "value")})
 
 
 @dataclass(frozen=True)
@@ -93,12 +136,19 @@ class DecoderConfig:
     """A causal language model.
 
     `windows[i]` is how many keys, its own included, a query of layer i sees; None is all of them. Layers with a window
-    use `local_rope` where there is one, `no_rope_layers` none. Norms stand before attention and feed-forward
-    (`pre_norms`), behind them (`post_norms`), or both; without `norm_affine` they have no weights. `qk_norm` normalises
-    q and k head by head, after the rotation with `qk_norm_after_rope`, or as a whole (`qk_norm_whole`); q, k and v are
-    first cut to ±`qkv_limit`. With `attention_sinks` each head has a logit for looking at nothing. With
-    `parallel_residual` both halves of a layer read its input, with `shared_norm` by one norm. Learned
-    positions begin at row `position_offset`.
+    use `local_rope` where there is one, `no_rope_layers` none. Head h adds `alibi_slopes[h]` times the place of a key
+    relative to the query, which is 0 or less, to its score.
+
+    Norms stand before attention and feed-forward (`pre_norms`), behind them (`post_norms`), or both, or behind the sums
+    (`sum_norms`); without `norm_affine` they have no weights. `qk_norm` normalises q and k head by head
+    (`qk_norm_by_head`: with weights for each), after the rotation with `qk_norm_after_rope`, or as a whole
+    (`qk_norm_whole`); q, k and v are first cut to ±`qkv_limit`.
+
+    With `attention_sinks` each head has a logit for looking at nothing. With `latent` attention `head_dim` is what is
+    kept of a token. With `parallel_residual` both halves of a layer read its input, with `shared_norm` by one norm.
+
+    Learned positions begin at row `position_offset`. Embeddings may have an `embed_width` of their own (0: they have
+    none). Files may hold `extra_layers` behind the last one, which guess further tokens, and which nothing here reads.
     """
 
     family: str
@@ -114,9 +164,11 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     norm_affine: bool = True
     activation: ActivationKind = ActivationKind.Silu
+    squared_activation: bool = False
     gated: bool = True
     rope: RopeConfig | None = None
     local_rope: RopeConfig | None = None
+    alibi_slopes: tuple[float, ...] = ()
     no_rope_layers: frozenset[int] = frozenset()
     learned_positions: bool = False
     position_offset: int = 0
@@ -127,19 +179,26 @@ class DecoderConfig:
     final_softcap: float | None = None
     qk_norm: bool = False
     qk_norm_whole: bool = False
+    qk_norm_by_head: bool = False
     qk_norm_after_rope: bool = False
     qkv_limit: float | None = None
     pre_norms: bool = True
     post_norms: bool = False
+    sum_norms: bool = False
     parallel_residual: bool = False
     shared_norm: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
     tied: bool = False
+    embed_norm: bool = False
+    embed_width: int = 0
+    final_norm: bool = True
     embed_scale: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     moe: MoeConfig | None = None
+    latent: LatentConfig | None = None
+    extra_layers: int = 0
 
     def __post_init__(self) -> None:
         sizes = {n: getattr(self, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "context")}
@@ -150,8 +209,8 @@ class DecoderConfig:
             raise FormatError(f"{self.family}: {len(self.windows)} attention windows for {self.layers} layers")
         if any(w is not None and w < 1 for w in self.windows):
             raise FormatError(f"{self.family}: an attention window must be at least 1, got {list(self.windows)}")
-        if self.moe is not None and not 1 <= self.moe.top_k <= self.moe.experts:
-            raise FormatError(f"{self.family}: {self.moe.top_k} experts per token of {self.moe.experts}")
+        if len(self.alibi_slopes) not in (0, self.heads):
+            raise FormatError(f"{self.family}: {len(self.alibi_slopes)} slopes of distances for {self.heads} heads")
         for rope in (self.rope, self.local_rope):
             if rope is not None and (rope.dims % 2 or not 0 < rope.dims <= self.head_dim or rope.base <= 0):
                 raise FormatError(
@@ -174,12 +233,12 @@ PoolingMode = Literal["mean", "cls", "max", "lasttoken", "weightedmean", "mean_s
 class EncoderConfig:
     """A bidirectional encoder of the BERT family.
 
-    Embeddings may have an `embed_width` of their own, from which a linear layer leads to `hidden` (0: they have none).
-    Learned positions are a table of `table_rows` rows, used from `position_offset` on (RoBERTa: padding id + 1). With
-    `relative_buckets` a bias per head and bucket of distances is added to the scores (MPNet). `rope` replaces learned
-    positions (NomicBERT). Norms stand after each residual, or with `pre_norms` before each half of a layer and once at
-    the end (ModernBERT). In layers for which `is_local` holds, tokens see those up to `local_reach` away, and turn by
-    `local_rope`.
+    Embeddings may have an `embed_width` of their own, from which a linear layer leads to `hidden` (0: they have none);
+    they are normalised with `embed_norm`. Learned positions are a table of `table_rows` rows, used from
+    `position_offset` on (RoBERTa: padding id + 1). With `relative_buckets` a bias per head and bucket of distances is
+    added to the scores (MPNet). `rope` replaces learned positions (NomicBERT). Norms stand after each residual, or with
+    `pre_norms` before each half of a layer and once at the end (ModernBERT). In layers for which `is_local` holds,
+    tokens see those up to `local_reach` away, and turn by `local_rope`.
     """
 
     family: str
@@ -203,6 +262,7 @@ class EncoderConfig:
     fused_qkv: bool = False
     fused_gate_up: bool = False
     pre_norms: bool = False
+    embed_norm: bool = True
     local_reach: int = 0
     local_rope: RopeConfig | None = None
     local_layers: frozenset[int] = frozenset()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlx.errors import FormatError
+from rlx.models import config_hf_experts as expert_families
 from rlx.models import config_hf_layer_norm as layer_norm_families
-from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig
-from rlx.models.config_hf_common import common_fields, rope_from_hf, windows_from_hf
+from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.config_hf_common import common_fields, granite_multipliers, qwen_windows, rope_from_hf, windows_from_hf
 from rlx.models.hf_fields import HfFields
 from rlx.ops.nn.rotary import RopeStyle
 from rlx.ops.pointwise.unary import ActivationKind
@@ -36,56 +37,24 @@ def _mistral(f: HfFields) -> DecoderConfig:
     return DecoderConfig(**common, windows=windows_from_hf(f, common["layers"], lambda i: True))
 
 
-def _mixtral(f: HfFields) -> DecoderConfig:
-    common = common_fields(f)
-    moe = MoeConfig(f.size("num_local_experts"), f.size("num_experts_per_tok"), common["ffn"], renormalize=True)
-    return DecoderConfig(**common, moe=moe, windows=windows_from_hf(f, common["layers"], lambda i: True))
-
-
-def _qwen(f: HfFields, **more: Any) -> DecoderConfig:
-    common = common_fields(f)
-    uses, first = f.flag("use_sliding_window", False), f.size("max_window_layers", 0, least=0)
-    windows = windows_from_hf(f, common["layers"], lambda i: uses and i >= first)
-    return DecoderConfig(**common, windows=windows if uses else (), **more)
-
-
 def _qwen2(f: HfFields) -> DecoderConfig:
-    return _qwen(f)
+    common = common_fields(f)
+    return DecoderConfig(**common, windows=qwen_windows(f, common["layers"]))
 
 
 def _qwen3(f: HfFields) -> DecoderConfig:
-    return _qwen(f, qk_norm=True)
+    common = common_fields(f)
+    return DecoderConfig(**common, windows=qwen_windows(f, common["layers"]), qk_norm=True)
 
 
-def _qwen_moe(f: HfFields, shared: int) -> MoeConfig:
-    step, layers = f.size("decoder_sparse_step", 1), f.layers("num_hidden_layers")
-    only_dense = f.listed("mlp_only_layers") or []
-    return MoeConfig(
-        experts=f.size("num_experts" if f.has("num_experts") else "num_local_experts"),
-        top_k=f.size("num_experts_per_tok"),
-        ffn=f.size("moe_intermediate_size"),
-        renormalize=f.flag("norm_topk_prob", False),
-        shared_ffn=shared,
-        dense_layers=frozenset(i for i in range(layers) if (i + 1) % step or i in only_dense),
-    )
-
-
-def _qwen2_moe(f: HfFields) -> DecoderConfig:
-    return _qwen(f, moe=_qwen_moe(f, f.size("shared_expert_intermediate_size")))
-
-
-def _qwen3_moe(f: HfFields) -> DecoderConfig:
-    return _qwen(f, qk_norm=True, moe=_qwen_moe(f, 0))
-
-
-def _gemma(f: HfFields, every: int, **more: Any) -> DecoderConfig:
+def _gemma(f: HfFields, every: int, post_norms: bool = True, **more: Any) -> DecoderConfig:
     f.refuse("use_bidirectional_attention", False)
     common = common_fields(f)
     common["rope"] = rope_from_hf(f, common["head_dim"], "full_attention")
     common["tied"] = f.flag("tie_word_embeddings", True)
     return DecoderConfig(
         **common,
-        post_norms=True,
+        post_norms=post_norms,
         windows=windows_from_hf(f, common["layers"], lambda i: (i + 1) % every != 0),
         attention_scale=f.number("query_pre_attn_scalar") ** -0.5,
         final_softcap=f.optional_number("final_logit_softcapping"),
@@ -96,6 +65,10 @@ def _gemma(f: HfFields, every: int, **more: Any) -> DecoderConfig:
 
 def _gemma2(f: HfFields) -> DecoderConfig:
     return _gemma(f, every=2, attention_softcap=f.optional_number("attn_logit_softcapping"))
+
+
+def _vaultgemma(f: HfFields) -> DecoderConfig:
+    return _gemma(f, every=2, post_norms=False, attention_softcap=f.optional_number("attn_logit_softcapping"))
 
 
 def _gemma3(f: HfFields) -> DecoderConfig:
@@ -118,6 +91,63 @@ def _olmo2(f: HfFields) -> DecoderConfig:
     return DecoderConfig(**common_fields(f), pre_norms=False, post_norms=True, qk_norm_whole=True)
 
 
+def _olmo3(f: HfFields) -> DecoderConfig:
+    """Positions are stretched in the layers that see all keys alone."""
+    common = common_fields(f)
+    layers, local = common["layers"], RopeConfig(base=common["rope"].base, dims=common["head_dim"])
+    if "sliding_attention" in f.table("rope_parameters"):
+        common["rope"] = rope_from_hf(f, common["head_dim"], "full_attention")
+        local = rope_from_hf(f, common["head_dim"], "sliding_attention")
+    windows = windows_from_hf(f, layers, lambda i: (i + 1) % 4 != 0)
+    return DecoderConfig(
+        **common, pre_norms=False, post_norms=True, qk_norm_whole=True, windows=windows, local_rope=local
+    )
+
+
+def _arcee(f: HfFields) -> DecoderConfig:
+    return DecoderConfig(**common_fields(f), gated=False)
+
+
+def _helium(f: HfFields) -> DecoderConfig:
+    return DecoderConfig(**common_fields(f, style=RopeStyle.GptJ))
+
+
+def _cwm(f: HfFields) -> DecoderConfig:
+    common = common_fields(f)
+    return DecoderConfig(**common, windows=windows_from_hf(f, common["layers"], lambda i: i % 4 != 0))
+
+
+def _internlm2(f: HfFields) -> DecoderConfig:
+    return DecoderConfig(**common_fields(f), fused_qkv=True)
+
+
+def _baichuan(f: HfFields) -> DecoderConfig:
+    """The models that turn their heads; the larger ones of this family know distances only, and have no field for a
+    length of their positions."""
+    if not f.has("max_position_embeddings"):
+        raise FormatError("config.json: baichuan models without max_position_embeddings are not supported")
+    if f.size("vocab_size") > _FIRST_BAICHUAN_WORDS:
+        raise FormatError(
+            "config.json: baichuan models of the second generation, whose heads are normalised, are not supported"
+        )
+    return DecoderConfig(**common_fields(f), fused_qkv=True)
+
+
+def _exaone(f: HfFields) -> DecoderConfig:
+    renamed = {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"}
+    return DecoderConfig(**common_fields(f.renamed(renamed), "layer_norm_epsilon"))
+
+
+def _minicpm(f: HfFields) -> DecoderConfig:
+    common = common_fields(f)
+    return DecoderConfig(
+        **common,
+        embed_scale=f.number("scale_emb", 1.0),
+        residual_multiplier=f.number("scale_depth", 1.0) * common["layers"] ** -0.5,
+        logit_multiplier=f.number("dim_model_base", common["hidden"]) / common["hidden"],
+    )
+
+
 def _smollm3(f: HfFields) -> DecoderConfig:
     common = common_fields(f)
     layers, every = common["layers"], f.size("no_rope_layer_interval", 4)
@@ -133,13 +163,7 @@ def _smollm3(f: HfFields) -> DecoderConfig:
 
 
 def _granite(f: HfFields) -> DecoderConfig:
-    return DecoderConfig(
-        **common_fields(f),
-        embed_scale=f.number("embedding_multiplier", 1.0),
-        attention_scale=f.number("attention_multiplier", 1.0),
-        residual_multiplier=f.number("residual_multiplier", 1.0),
-        logit_multiplier=1.0 / f.number("logits_scaling", 1.0),
-    )
+    return DecoderConfig(**common_fields(f), **granite_multipliers(f))
 
 
 def _gemma1(f: HfFields) -> DecoderConfig:
@@ -179,26 +203,14 @@ def _ernie(f: HfFields) -> DecoderConfig:
     return DecoderConfig(**common)
 
 
-def _gpt_oss(f: HfFields) -> DecoderConfig:
-    common = common_fields(f)
-    moe = MoeConfig(
-        experts=f.size("num_local_experts"),
-        top_k=f.size("num_experts_per_tok"),
-        ffn=common["ffn"],
-        # Softmax over the chosen experts alone is the same.
-        renormalize=True,
-        swiglu_limit=f.number("swiglu_limit", 7.0),
-        swiglu_slope=f.number("swiglu_alpha", 1.702),
-    )
-    windows = windows_from_hf(f, common["layers"], lambda i: i % 2 == 0)
-    return DecoderConfig(**common, moe=moe, windows=windows, attention_sinks=True)
-
-
 def _hunyuan(f: HfFields) -> DecoderConfig:
     f.refuse("use_qk_norm", True)
     f.refuse("use_cla", False)
     return DecoderConfig(**common_fields(f), qk_norm=True, qk_norm_after_rope=True)
 
+
+# Words of baichuan models of the first generation.
+_FIRST_BAICHUAN_WORDS = 64000
 
 # What fields mean that a file leaves out, where it is not what null means; a file that says null is taken at its word.
 ABSENT: dict[str, dict[str, Any]] = {
@@ -214,6 +226,20 @@ ABSENT: dict[str, dict[str, Any]] = {
     "phi3": {"original_max_position_embeddings": 4096},
     "smollm3": {"rope_theta": 2e6},
     "exaone4": {"sliding_window": 4096},
+    "vaultgemma": {
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "olmo3": {"sliding_window": 4096},
+    "ministral": {"sliding_window": 4096},
+    "cwm": {"sliding_window": 8192, "rope_theta": 1e6},
+    "helium": {"rope_theta": 1e5},
+    "dots1": {"norm_topk_prob": False},
+    "ernie4_5_moe": {"rope_theta": 5e5},
+    "minimax_m2": {"rope_theta": 5e6},
+    "gpt_neo": {"window_size": 256},
     "ernie4_5": {"rope_theta": 5e5},
     "gpt_oss": {"sliding_window": 128, "rope_theta": 150000.0},
     "cohere": {"logit_scale": 0.0625, "rope_theta": 5e5},
@@ -225,11 +251,11 @@ QUANTIZED: dict[str, tuple[str, ...]] = {"gpt_oss": ("mxfp4",)}
 DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
-    "mixtral": _mixtral,
+    "mixtral": expert_families.mixtral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
+    "qwen2_moe": expert_families.qwen2_moe,
+    "qwen3_moe": expert_families.qwen3_moe,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "phi3": _phi3,
@@ -243,7 +269,7 @@ DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "ernie4_5": _ernie,
     "seed_oss": _llama,
     "hunyuan_v1_dense": _hunyuan,
-    "gpt_oss": _gpt_oss,
+    "gpt_oss": expert_families.gpt_oss,
     "gpt2": layer_norm_families.gpt2,
     "gpt_neox": layer_norm_families.gpt_neox,
     "opt": layer_norm_families.opt,
@@ -255,4 +281,34 @@ DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "phi": layer_norm_families.phi,
     "cohere": layer_norm_families.cohere,
     "cohere2": layer_norm_families.cohere2,
+    "ministral": _mistral,
+    "olmo3": _olmo3,
+    "vaultgemma": _vaultgemma,
+    "arcee": _arcee,
+    "helium": _helium,
+    "cwm": _cwm,
+    "internlm2": _internlm2,
+    "internlm3": _llama,
+    "baichuan": _baichuan,
+    "exaone": _exaone,
+    "minicpm": _minicpm,
+    "olmoe": expert_families.olmoe,
+    "granitemoe": expert_families.granitemoe,
+    "granitemoeshared": expert_families.granitemoe,
+    "granitemoehybrid": expert_families.granitemoehybrid,
+    "deepseek_v2": expert_families.deepseek_v2,
+    "deepseek_v3": expert_families.deepseek_v3,
+    "glm4_moe": expert_families.glm4_moe,
+    "glm4_moe_lite": expert_families.glm4_moe_lite,
+    "dots1": expert_families.dots1,
+    "ernie4_5_moe": expert_families.ernie4_5_moe,
+    "hunyuan_v1_moe": expert_families.hunyuan_v1_moe,
+    "minimax_m2": expert_families.minimax_m2,
+    "gpt_neo": layer_norm_families.gpt_neo,
+    "gpt_bigcode": layer_norm_families.gpt_bigcode,
+    "codegen": layer_norm_families.codegen,
+    "bloom": layer_norm_families.bloom,
+    "mpt": layer_norm_families.mpt,
+    "nemotron": layer_norm_families.nemotron,
+    "persimmon": layer_norm_families.persimmon,
 }

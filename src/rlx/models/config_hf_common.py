@@ -13,6 +13,7 @@ from rlx.models.config import RopeConfig
 from rlx.models.hf_fields import HfFields
 from rlx.models.rope_tables import yarn_gain
 from rlx.ops.nn.rotary import RopeStyle
+from rlx.ops.pointwise.unary import ActivationKind
 
 
 def common_fields(f: HfFields, norm_eps: str | float = "rms_norm_eps", **rope: Any) -> dict[str, Any]:
@@ -31,10 +32,32 @@ def common_fields(f: HfFields, norm_eps: str | float = "rms_norm_eps", **rope: A
         "vocab": f.size("vocab_size"),
         "context": f.size("max_position_embeddings"),
         "norm_eps": f.number(norm_eps) if isinstance(norm_eps, str) else norm_eps,
-        "activation": f.activation("hidden_act", "hidden_activation"),
+        **activation_fields(f, "hidden_act", "hidden_activation"),
         "tied": f.flag("tie_word_embeddings", False),
         "rope": rope_from_hf(f, head_dim, **rope),
     }
+
+
+def activation_fields(f: HfFields, *names: str) -> dict[str, Any]:
+    """An activation as arguments of `DecoderConfig`, for which it may be a square."""
+    if f.is_square(*names):
+        return {"activation": ActivationKind.Relu, "squared_activation": True}
+    return {"activation": f.activation(*names)}
+
+
+def granite_multipliers(f: HfFields) -> dict[str, Any]:
+    """The factors of Granite models, as arguments of `DecoderConfig`."""
+    return {
+        "embed_scale": f.number("embedding_multiplier", 1.0),
+        "attention_scale": f.number("attention_multiplier", 1.0),
+        "residual_multiplier": f.number("residual_multiplier", 1.0),
+        "logit_multiplier": 1.0 / f.number("logits_scaling", 1.0),
+    }
+
+
+def qwen_windows(f: HfFields, layers: int) -> tuple[int | None, ...]:
+    uses, first = f.flag("use_sliding_window", False), f.size("max_window_layers", 0, least=0)
+    return windows_from_hf(f, layers, lambda i: i >= first) if uses else ()
 
 
 def rope_from_hf(
@@ -114,6 +137,16 @@ def _ratio_of_gains(read: HfFields, factor: float) -> float | None:
         return None
     over, under = (yarn_gain(factor, read.number(name)) for name in names)
     return over / under
+
+
+def yarn_score_gain(f: HfFields) -> float:
+    """What scores are multiplied by in models of DeepSeek whose positions are stretched."""
+    settings = f.table("rope_parameters") or f.table("rope_scaling")
+    read = HfFields(settings, f.family)
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "default" or read.is_zero("mscale_all_dim") or not read.has("mscale_all_dim"):
+        return 1.0
+    return yarn_gain(read.number("factor"), read.number("mscale_all_dim")) ** 2
 
 
 def windows_from_hf(f: HfFields, layers: int, default: Callable[[int], bool]) -> tuple[int | None, ...]:

@@ -119,10 +119,27 @@ def _bert(f: HfFields, **more: Any) -> EncoderConfig:
     return EncoderConfig(**common | more)
 
 
-def _roberta(f: HfFields) -> EncoderConfig:
+def _roberta(f: HfFields, **more: Any) -> EncoderConfig:
     """Positions begin behind that of the padding token."""
     pad = f.size("pad_token_id", 1, least=0)
-    return _bert(f, position_offset=pad + 1, pad_id=pad, context=f.size("max_position_embeddings") - pad - 1)
+    return _bert(f, position_offset=pad + 1, pad_id=pad, context=f.size("max_position_embeddings") - pad - 1, **more)
+
+
+def _ernie(f: HfFields) -> EncoderConfig:
+    f.refuse("use_task_id", False)
+    return _bert(f)
+
+
+def _roberta_prelayernorm(f: HfFields) -> EncoderConfig:
+    return _roberta(f, pre_norms=True)
+
+
+def _xlm_roberta_xl(f: HfFields) -> EncoderConfig:
+    return _roberta(f, pre_norms=True, embed_norm=False)
+
+
+def _megatron_bert(f: HfFields) -> EncoderConfig:
+    return _bert(f, pre_norms=True, embed_norm=False)
 
 
 def _mpnet(f: HfFields) -> EncoderConfig:
@@ -249,7 +266,14 @@ def _modernbert(f: HfFields) -> EncoderConfig:
 
 # What fields mean that a file leaves out, where it is not what null means.
 _ABSENT: dict[str, dict[str, Any]] = {
-    **{family: {"type_vocab_size": 2} for family in ("bert", "roberta", "xlm-roberta", "electra", "albert")},
+    **{
+        family: {"type_vocab_size": 2}
+        for family in (
+            *("bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm"),
+            *("ernie", "megatron-bert", "electra", "albert"),
+        )
+    },
+    "xlm-roberta-xl": {"type_vocab_size": 1},
     "nomic_bert": {"type_vocab_size": 2, "rope_theta": 1000.0},
     "modernbert": {"local_rope_theta": 10000.0},
 }
@@ -257,6 +281,12 @@ ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "bert": _bert,
     "roberta": _roberta,
     "xlm-roberta": _roberta,
+    "camembert": _roberta,
+    "data2vec-text": _roberta,
+    "roberta-prelayernorm": _roberta_prelayernorm,
+    "xlm-roberta-xl": _xlm_roberta_xl,
+    "ernie": _ernie,
+    "megatron-bert": _megatron_bert,
     "distilbert": _distilbert,
     "electra": _electra,
     "albert": _albert,

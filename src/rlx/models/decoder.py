@@ -20,8 +20,11 @@ adapters that drop inputs there is also `dropout_key` u32[2].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from rlx import ops
 from rlx.hir import functions as blocks
@@ -30,10 +33,12 @@ from rlx.ir.graph import Graph
 from rlx.ir.module import HirModule
 from rlx.ir.provenance import named_scope, written_as
 from rlx.models.adapters import Adapter
-from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.config import DecoderConfig, LatentConfig, RopeConfig
+from rlx.models.experts import routed
 from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attn.operands import MaskKind
+from rlx.ops.define.operands import same_graph
 from rlx.ops.lowered.int8_products import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -103,7 +108,18 @@ class _Decoder:
             self.layers.dropout_key = self.graph.input("dropout_key", (2,), DType.U32)
         self.rope = self._tables("rope", config.rope)
         self.local_rope = self._tables("rope.local", config.local_rope) or self.rope
+        self.slopes = self._alibi() if config.alibi_slopes else None
         self.caches: dict[str, Any] = {}
+
+    def _alibi(self) -> Any:
+        """f32[B,H,S,C]: what the distance from a query back to a key adds to its score, -inf for keys ahead of it."""
+        batch, seq = self.tokens.shape
+        heads = len(self.config.alibi_slopes)
+        with same_graph(self.tokens):
+            keys = ops.iota((1, 1, 1, "C" if self.kv_dtype is not None else seq), DType.I32, 3)
+        distance = ops.sub(keys, ops.reshape(self.positions, (batch, 1, seq, 1)))
+        slopes = self.graph.constant(np.array(self.config.alibi_slopes, np.float32).reshape(1, heads, 1, 1))
+        return ops.where(ops.le(distance, 0), ops.mul(ops.cast(distance, DType.F32), slopes), -math.inf)
 
     def _tables(self, name: str, rope: RopeConfig | None) -> tuple[RopeConfig, Any, Any] | None:
         if rope is None:
@@ -122,7 +138,7 @@ class _Decoder:
             wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
             if self.value_places is not None:
                 wanted = self.value_places.of_rows(wanted)
-            states = self._norm(wanted, "final_norm", None)
+            states = self._norm(wanted, "final_norm", None) if c.final_norm else wanted
             result = states if gives_states else self._logits(states)
             if self.value_places is not None:
                 result = self.value_places.of_result(result if gives_states else self.value_places.of_logits(result))
@@ -138,7 +154,11 @@ class _Decoder:
 
     def _embedded(self) -> Any:
         c = self.config
-        x = self.layers.embedding(self.tokens, "embed", c.vocab, c.hidden)
+        x = self.layers.embedding(self.tokens, "embed", c.vocab, c.embed_width or c.hidden)
+        if c.embed_width:
+            x = self.layers.linear(x, "embed_project", None, c.hidden)
+        if c.embed_norm:
+            x = self._norm(x, "embed_norm", None)
         if c.embed_scale != 1.0:
             x = ops.mul(x, c.embed_scale)
         if c.learned_positions:
@@ -153,15 +173,23 @@ class _Decoder:
         c, given = self.config, x
         with named_scope("attention"):
             read = self._before(given, "attn_norm", layer)
-            x = self._residual(x, self._attention(read, layer), "post_attn_norm", layer)
+            attended = self._latent(read, layer, c.latent) if c.latent is not None else self._attention(read, layer)
+            x = self._residual(x, attended, "post_attn_norm", layer)
+            if c.sum_norms:
+                x = self._norm(x, "attn_norm", layer)
         with named_scope("feed forward"):
             if not c.shared_norm:
                 read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
-            return self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
+            x = self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
+            return self._norm(x, "ffn_norm", layer) if c.sum_norms else x
 
-    def _norm(self, x: Any, role: str, layer: int | None) -> Any:
+    def _norm(self, x: Any, role: str, layer: int | None, heads: int = 0) -> Any:
         c = self.config
-        return self.layers.norm(x, role, layer, c.norm, c.norm_eps, c.norm_affine)
+        return self.layers.norm(x, role, layer, c.norm, c.norm_eps, c.norm_affine, heads)
+
+    def _head_norms(self, q: Any, k: Any, layer: int) -> tuple[Any, Any]:
+        heads, kv_heads = (self.config.heads, self.config.kv_heads) if self.config.qk_norm_by_head else (0, 0)
+        return self._norm(q, "q_norm", layer, heads), self._norm(k, "k_norm", layer, kv_heads)
 
     def _before(self, x: Any, role: str, layer: int) -> Any:
         """What a half of a layer reads."""
@@ -179,7 +207,7 @@ class _Decoder:
         c = self.config
         q, k, v = self._qkv(x, layer)
         if c.qk_norm and not c.qk_norm_after_rope:
-            q, k = self._norm(q, "q_norm", layer), self._norm(k, "k_norm", layer)
+            q, k = self._head_norms(q, k, layer)
         window = c.window(layer)
         tables = self.rope if window is None else self.local_rope
         if tables is not None and layer not in c.no_rope_layers:
@@ -189,28 +217,75 @@ class _Decoder:
                 for h in (q, k)
             )
         if c.qk_norm and c.qk_norm_after_rope:
-            q, k = self._norm(q, "q_norm", layer), self._norm(k, "k_norm", layer)
-        keys, *k_scale = self._cached(f"k.{layer}", k)
-        values, *v_scale = self._cached(f"v.{layer}", v)
+            q, k = self._head_norms(q, k, layer)
+        queries = ops.transpose(q, (0, 2, 1, 3))
+        return self._projected(
+            self._attended(queries, self._cached(f"k.{layer}", k), self._cached(f"v.{layer}", v), layer), layer
+        )
+
+    def _attended(self, queries: Any, keys: tuple[Any, ...], values: tuple[Any, ...], layer: int) -> Any:
+        """[B,H,S,D] of queries [B,H,S,D], and of keys and values as `_cached` gives them."""
+        c, window = self.config, self.config.window(layer)
+        scales = (*keys[1:], *values[1:])
         options: dict[str, Any] = {
             "layout": "bhsd",
-            # The op counts the keys before the query, files count the query's own key too.
-            "mask_kind": MaskKind.Causal if window is None else MaskKind.SlidingWindow(window - 1),
             "score_scale": c.attention_scale,
             "softcap": c.attention_softcap,
             "kv_len": self.kv_len,
-            "positions": None if self.kv_dtype is None else self.positions,
         }
-        queries = ops.transpose(q, (0, 2, 1, 3))
+        if self.slopes is not None:
+            return blocks.attention(
+                queries, keys[0], values[0], self.slopes, scales=scales, mask_kind="bias", **options
+            )
+        # The op counts the keys before the query, files count the query's own key too.
+        options["mask_kind"] = MaskKind.Causal if window is None else MaskKind.SlidingWindow(window - 1)
+        options["positions"] = None if self.kv_dtype is None else self.positions
         if c.attention_sinks:
             sinks = self.layers.vector(f"{self.layers.file.name('sinks', layer)}.weight", c.heads)
-            scales = dict(zip(("k_scale", "v_scale"), (*k_scale, *v_scale)))
-            attended = ops.attention(queries, keys, values, sinks=sinks, **scales, **options)
+            named = dict(zip(("k_scale", "v_scale"), scales))
+            return ops.attention(queries, keys[0], values[0], sinks=sinks, **named, **options)
+        return blocks.attention(queries, keys[0], values[0], scales=scales, **options)
+
+    def _projected(self, attended: Any, layer: int) -> Any:
+        """What the layer adds, of attended heads [B,H,S,D]."""
+        batch, heads, seq, width = attended.shape
+        joined = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (batch, seq, heads * width))
+        return self.layers.linear(joined, "o", layer, self.config.hidden)
+
+    def _latent(self, x: Any, layer: int, latent: LatentConfig) -> Any:
+        """Attention on vectors that keys and values are made of. They are never made: queries are taken to where the
+        vectors are, q·(W·c) = (Wᵀ·q)·c, and what is attended is taken from there. One head of vectors serves all."""
+        c, (batch, seq) = self.config, self.tokens.shape
+        rank, width = latent.rank, latent.plain + latent.rope
+        if latent.query_rank:
+            low = self.layers.linear(x, "q_low", layer, latent.query_rank)
+            low = self.layers.norm(low, "q_low_norm", layer, "rms", latent.norm_eps)
+            q = self.layers.linear(low, "q_high", layer, c.heads * width)
         else:
-            attended = blocks.attention(queries, keys, values, scales=(*k_scale, *v_scale), **options)
-        batch, seq = self.tokens.shape
-        joined = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (batch, seq, c.heads * c.head_dim))
-        return self.layers.linear(joined, "o", layer, c.hidden)
+            q = self.layers.linear(x, "q", layer, c.heads * width)
+        plain, turned = split_last(ops.reshape(q, (batch, seq, c.heads, width)), (latent.plain, latent.rope))
+        vectors, shared = split_last(self.layers.linear(x, "kv_low", layer, rank + latent.rope), (rank, latent.rope))
+        vectors = self.layers.norm(vectors, "kv_low_norm", layer, "rms", latent.norm_eps)
+        shared = ops.reshape(shared, (batch, seq, 1, latent.rope))
+        if self.rope is not None:
+            rope, cos, sin = self.rope
+            turned, shared = (
+                blocks.rope(h, cos, sin, latent.rope, rope.dims, self.positions, style=rope.style, layout="bshd")
+                for h in (turned, shared)
+            )
+        whole = self.layers.table(
+            f"{self.layers.file.name('kv_high', layer)}.weight", (c.heads * (latent.plain + latent.value), rank)
+        )
+        by_head = ops.reshape(whole, (c.heads, latent.plain + latent.value, rank))
+        to_keys, to_values = (
+            ops.narrow(by_head, 1, 0, latent.plain),
+            ops.narrow(by_head, 1, latent.plain, latent.value),
+        )
+        taken = ops.matmul(ops.transpose(plain, (0, 2, 1, 3)), to_keys)
+        queries = ops.concat([taken, ops.transpose(turned, (0, 2, 1, 3))], -1)
+        kept = self._cached(f"k.{layer}", ops.concat([ops.reshape(vectors, (batch, seq, 1, rank)), shared], -1))
+        attended = ops.narrow(self._attended(queries, kept, kept, layer), -1, 0, rank)
+        return self._projected(ops.matmul(attended, ops.transpose(to_values, (0, 2, 1))), layer)
 
     def _qkv(self, x: Any, layer: int) -> list[Any]:
         """q [B,S,H,D], k and v [B,S,Hkv,D]."""
@@ -250,27 +325,32 @@ class _Decoder:
             return self._experts(x, layer)
         if c.fused_gate_up:
             gate, up = split_last(self.layers.linear(x, "gate_up", layer, 2 * c.ffn), (c.ffn, c.ffn))
-            return self.layers.linear(blocks.gated(c.activation, gate, up), "down", layer, c.hidden)
+            return self.layers.linear(self._gated(gate, up), "down", layer, c.hidden)
         return self._dense(x, layer, "", c.ffn)
 
     def _dense(self, x: Any, layer: int, prefix: str, width: int) -> Any:
         c = self.config
         if c.gated:
             up, gate = self.layers.linears(x, (f"{prefix}up", f"{prefix}gate"), layer, (width, width))
-            inner = blocks.gated(c.activation, gate, up)
+            inner = self._gated(gate, up)
         else:
-            inner = ops.activation(c.activation, self.layers.linear(x, f"{prefix}up", layer, width))
+            inner = self._activated(self.layers.linear(x, f"{prefix}up", layer, width))
         return self.layers.linear(inner, f"{prefix}down", layer, c.hidden)
+
+    def _activated(self, x: Any) -> Any:
+        y = ops.activation(self.config.activation, x)
+        return ops.mul(y, y) if self.config.squared_activation else y
+
+    def _gated(self, gate: Any, up: Any) -> Any:
+        c = self.config
+        return ops.mul(self._activated(gate), up) if c.squared_activation else blocks.gated(c.activation, gate, up)
 
     def _experts(self, x: Any, layer: int) -> Any:
         """Σ over the chosen experts of weight · down(act(gate(x)) · up(x)), plus that of the shared expert if any."""
         moe = self.config.moe
         assert moe is not None
         batch, seq, hidden = x.shape
-        scores = ops.softmax(self.layers.linear(x, "router", layer, moe.experts), -1)
-        chances, chosen = ops.top_k(scores, moe.top_k)
-        if moe.renormalize:
-            chances = ops.div(chances, ops.reduce_sum(chances, (-1,), keepdims=True))
+        chosen, weights = routed(self.layers, moe, x, layer)
         ids = ops.reshape(chosen, (batch * seq * moe.top_k,))
         repeated = ops.broadcast_to(ops.expand_dims(x, 2), (batch, seq, moe.top_k, hidden))
         flat = ops.reshape(repeated, (batch * seq * moe.top_k, hidden))
@@ -281,22 +361,26 @@ class _Decoder:
         inner = self._inside_expert(gate, up)
         down = self.layers.expert_product(inner, "experts_down", layer, moe.experts, hidden, ids)
         each = ops.reshape(down, (batch, seq, moe.top_k, hidden))
-        y = ops.reduce_sum(ops.mul(each, ops.expand_dims(chances, -1)), (2,))
+        y = ops.reduce_sum(ops.mul(each, ops.expand_dims(weights, -1)), (2,))
         if moe.shared_ffn:
-            opened = ops.sigmoid(self.layers.linear(x, "shared_router", layer, 1))
-            y = ops.add(y, ops.mul(opened, self._dense(x, layer, "shared_", moe.shared_ffn)))
+            shared = self._dense(x, layer, "shared_", moe.shared_ffn)
+            if moe.shared_gate:
+                shared = ops.mul(ops.sigmoid(self.layers.linear(x, "shared_router", layer, 1)), shared)
+            y = ops.add(y, shared)
         return y
 
     def _inside_expert(self, gate: Any, up: Any) -> Any:
         moe = self.config.moe
         if moe is None or moe.swiglu_limit is None:
-            return blocks.gated(self.config.activation, gate, up)
+            return self._gated(gate, up)
         limit = moe.swiglu_limit
         gate, up = ops.minimum(gate, limit), ops.clamp(up, -limit, limit)
         return ops.mul(ops.add(up, 1.0), ops.mul(gate, ops.sigmoid(ops.mul(gate, moe.swiglu_slope))))
 
     def _logits(self, x: Any) -> Any:
         c = self.config
+        if c.embed_width:
+            x = self.layers.linear(x, "head_project", None, c.embed_width)
         logits = self.layers.linear(x, "embed" if c.tied else "head", None, c.vocab)
         if c.tied and self.layers.file.has("head", part="bias"):
             logits = ops.add(logits, self.layers.vector(f"{self.layers.file.name('head')}.bias", c.vocab))
@@ -307,6 +391,10 @@ class _Decoder:
         return logits
 
     def _is_no_weight(self, name: str) -> bool:
-        """Files of tied models may hold the head a second time."""
-        is_copy = self.config.tied and name == f"{self.layers.file.name('head')}.weight"
+        """Files of tied models may hold the head a second time, others layers that guess further tokens."""
+        c = self.config
+        is_copy = c.tied and name == f"{self.layers.file.name('head')}.weight"
+        if c.extra_layers:
+            numbers = range(c.layers, c.layers + c.extra_layers)
+            is_copy |= name.startswith(tuple(f"{self.layers.file.layer_prefix}{i}." for i in numbers))
         return is_copy or name.endswith(_NOT_WEIGHTS)

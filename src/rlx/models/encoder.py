@@ -81,7 +81,8 @@ class _Encoder:
     def build(self) -> EncoderProgram:
         c = self.config
         with named_scope("embedding"):
-            x = self._norm(self._embedded(), "embed_norm", None)
+            x = self._embedded()
+            x = self._norm(x, "embed_norm", None) if c.embed_norm else x
             x = self._placed(self.layers.linear(x, "embed_project", None, c.hidden) if c.embed_width else x)
         for layer in range(c.layers):
             with named_scope(f"layer {layer}"):

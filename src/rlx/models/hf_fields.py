@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, ActivationKind] = {
     "gelu_accurate": ActivationKind.GeluApprox,
     "gelu_pytorch_tanh": ActivationKind.GeluApprox,
 }
+# Activations that are the square of another.
+SQUARES = ("relu2", "relu_squared")
 # Sizes beyond this belong to no model, and would overflow what is computed of them.
 _LARGEST = 2**31 - 1
 
@@ -96,10 +98,38 @@ class HfFields:
             )
         return ACTIVATIONS[name]
 
+    def is_square(self, *names: str) -> bool:
+        """Whether the activation, from the first of several fields that is there, is the square of relu."""
+        return next((self._fields[n] for n in names if self.has(n)), None) in SQUARES
+
+    def text(self, name: str, default: str) -> str:
+        value = self._needed(name, default)
+        if not isinstance(value, str):
+            raise FormatError(f"config.json: {name} must be a text, got {value!r}")
+        return value
+
+    def same_for_all(self, *names: str) -> int:
+        """A whole number from the first of several fields that is there; it may be written once for each layer."""
+        name = next((n for n in names if self.has(n)), names[0])
+        value = self._fields.get(name)
+        if not isinstance(value, list):
+            return self.size(name)
+        if not value or any(entry != value[0] for entry in value):
+            raise FormatError(f"config.json: {name} must be the same for all layers, got {value!r:.100}")
+        return HfFields({name: value[0]}, self.family).size(name)
+
+    def without(self, *names: str) -> HfFields:
+        """The same fields without some of them."""
+        return HfFields({name: value for name, value in self._fields.items() if name not in names}, self.family)
+
+    def renamed(self, names: Mapping[str, str]) -> HfFields:
+        """The same fields, those on the left being called as on the right in this file."""
+        return HfFields({**self._fields, **{name: self._fields.get(own) for name, own in names.items()}}, self.family)
+
     def refuse(self, name: str, *accepted: Any) -> None:
         """Refuse a field that changes the mathematics in a way that is not supported."""
         if self.has(name) and self._fields[name] not in accepted:
-            wanted = ", ".join(map(repr, accepted))
+            wanted = ", ".join(map(repr, accepted)) or "none"
             raise FormatError(f"config.json: {name}={self._fields[name]!r} is not supported; supported: {wanted}")
 
     def refuse_quantized(self, *accepted: str) -> None:

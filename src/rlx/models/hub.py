@@ -1,8 +1,9 @@
 """Models from the Hugging Face hub, over HTTP with the standard library.
 
-`org/name` fetches what rlx reads of a repository: configuration, tokenizer and safetensors files; `org/name/file.gguf`
-fetches one file. A copy in the Hugging Face cache is used where there is one. The environment variables of the hub's
-own tools hold here: `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN`.
+`org/name` fetches what rlx reads of a repository: configuration, tokenizer and weights (safetensors, or else what torch
+has saved); `org/name/file.gguf` fetches one file. A copy in the Hugging Face cache is used where there is one. The
+environment variables of the hub's own tools hold here: `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`,
+`HF_TOKEN`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from rlx.models.pull_progress import Progress
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
-_WANTED = ("*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja")
+_WANTED = ("*.json", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja")
+# Files that hold all weights, or have an index with the names of several; the first kind that there is counts.
+_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}
 _MAX_NAME = 96  # of an organisation or a repository, as the hub has it
 _TIMEOUT_S = 30
 _MAX_LISTING_BYTES = 32 << 20
@@ -97,16 +100,19 @@ def _complete(snapshot: Path, file: str) -> Path | None:
     if file:
         path = safe_path(snapshot, file)
         return path if path.is_file() else None
-    index = snapshot / "model.safetensors.index.json"
     if not (snapshot / "config.json").is_file():
         return None
-    if index.is_file():
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            return None
-        return snapshot if all(safe_path(snapshot, str(shard)).is_file() for shard in shards) else None
-    return snapshot if (snapshot / "model.safetensors").is_file() else None
+    for single in _WEIGHTS:
+        index = snapshot / f"{single}.index.json"
+        if index.is_file():
+            try:
+                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+                return None
+            return snapshot if all(safe_path(snapshot, str(shard)).is_file() for shard in shards) else None
+        if (snapshot / single).is_file():
+            return snapshot
+    return None
 
 
 def _download(repository: str, file: str, revision: str, progress: Progress) -> Path:
@@ -151,14 +157,18 @@ def _select(repository: str, names: Sequence[str], file: str) -> list[str]:
         if file not in names:
             raise RlxError(f"pull: {repository} has no file {file!r}; it has {_few(names)}")
         return [file]
-    wanted = [n for n in names if any(fnmatch.fnmatchcase(n.rsplit("/", 1)[-1], pattern) for pattern in _WANTED)]
-    if "model.safetensors" in wanted or "model.safetensors.index.json" in wanted:
-        # Exports for other runtimes lie in folders of their own; of the folders only configurations matter here.
-        return [n for n in wanted if "/" not in n or n.endswith(".json")]
+    for single, parts in _WEIGHTS.items():
+        if single in names or f"{single}.index.json" in names:
+            patterns = (*_WANTED, parts)
+            wanted = [n for n in names if any(fnmatch.fnmatchcase(n.rsplit("/", 1)[-1], p) for p in patterns)]
+            # Exports for other runtimes lie in folders of their own; of the folders only configurations matter here.
+            return [n for n in wanted if "/" not in n or n.endswith(".json")]
     models = [n for n in names if n.endswith(".gguf")]
     if models:
         raise RlxError(f"pull: {repository} has GGUF files; name one, such as {repository}/{models[0]}: {_few(models)}")
-    raise RlxError(f"pull: {repository} has neither safetensors nor GGUF weights; it has {_few(names)}")
+    raise RlxError(
+        f"pull: {repository} has neither safetensors, pytorch_model.bin nor GGUF weights; it has {_few(names)}"
+    )
 
 
 def _few(names: Sequence[str]) -> str:

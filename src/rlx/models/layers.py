@@ -172,12 +172,16 @@ class Layers:
             return ops.dequant_gather(param, ids, scheme=weight.scheme, k=width)
         return convert(ops.gather(param, ids), DType.F32)
 
-    def norm(self, x: Any, role: str, layer: int | None, kind: NormKind, eps: float, affine: bool = True) -> Any:
-        """Normalisation over the last axis; only norms that are `affine` have weights."""
+    def norm(
+        self, x: Any, role: str, layer: int | None, kind: NormKind, eps: float, affine: bool = True, heads: int = 0
+    ) -> Any:
+        """Normalisation over the last axis; only norms that are `affine` have weights, and with `heads`, the axis
+        before it, each has its own."""
         size, normalized = x.shape[-1], blocks.rms_norm if kind == "rms" else blocks.layer_norm
-        if not affine:
-            return normalized(x, self._filled(size, 1.0), self._filled(size, 0.0), eps)
-        name = self.file.name(role, layer)
+        name = self.file.name(role, layer) if affine else ""
+        if not affine or heads:
+            y = normalized(x, self._filled(size, 1.0), self._filled(size, 0.0), eps)
+            return ops.mul(y, self.table(f"{name}.weight", (heads, size))) if affine else y
         gamma = self.vector(f"{name}.weight", size)
         beta = self.vector(f"{name}.bias", size) if self.file.has(role, layer, "bias") else self._filled(size, 0.0)
         return normalized(x, gamma, beta, eps)

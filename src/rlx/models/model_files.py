@@ -5,9 +5,9 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,18 @@ from rlx.errors import FormatError
 from rlx.models import weight_names
 from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig
-from rlx.models.weights import WeightFile, gguf_weights, hf_weights
+from rlx.models.hf_layouts import REARRANGED
+from rlx.models.weights import (
+    QkvOrder,
+    WeightFile,
+    gguf_weights,
+    hf_weights,
+    order_by_heads,
+    order_by_quarters,
+)
+
+if TYPE_CHECKING:
+    from rlx.formats.safetensors import SafetensorsTensor
 
 # A config of a model is small; a larger file is not what it claims to be.
 _MAX_CONFIG_BYTES = 16 << 20
@@ -92,15 +103,14 @@ def _parts(path: Path) -> Iterable[Path]:
 
 
 def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
-    from rlx.formats.safetensors import open_safetensors
     from rlx.models.config_hf import decoder_config_from_hf
     from rlx.models.tokenizer import Tokenizer
 
     config = decoder_config_from_hf(read_json(path / "config.json"))
     family = config.family
-    source = identity(path.glob("*.safetensors*")) if mmap else ""
+    source = weights_identity(path) if mmap else ""
     weights = hf_weights(
-        open_safetensors(path, mmap).tensors,
+        open_weights(path, mmap),
         weight_names.hf_names(config),
         path.name,
         layers=config.layers,
@@ -108,10 +118,38 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
         experts=config.moe.experts if config.moe is not None else 0,
         in_out=family in weight_names.HF_IN_OUT,
         norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
-        qkv_heads=(config.heads, config.kv_heads) if family in weight_names.HF_QKV_BY_HEAD else None,
-        experts_in_turn=family in weight_names.HF_EXPERTS_IN_TURN,
+        qkv_order=_qkv_order(config),
+        rearrange=REARRANGED.get(family),
     )
     return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
+
+
+def open_weights(folder: Path, mmap: bool = True) -> Mapping[str, SafetensorsTensor]:
+    """The tensors of a Hugging Face directory: of safetensors, or where there are none of what torch has saved."""
+    from rlx.formats import safetensors, torch_checkpoints
+
+    if not any(folder.glob("*.safetensors*")):
+        for name in (torch_checkpoints.INDEX_NAME, torch_checkpoints.SINGLE_NAME):
+            if (folder / name).is_file():
+                return torch_checkpoints.open_torch(folder / name, mmap)
+        raise FormatError(
+            f"{folder}: there are no weights; a model directory has model.safetensors or "
+            f"{torch_checkpoints.SINGLE_NAME}, or an index of one of them with its parts"
+        )
+    return safetensors.open_safetensors(folder, mmap).tensors
+
+
+def weights_identity(folder: Path) -> str:
+    """A text that changes when the weights of a Hugging Face directory do."""
+    return identity({*folder.glob("*.safetensors*"), *folder.glob("*.bin*")})
+
+
+def _qkv_order(config: DecoderConfig) -> QkvOrder | None:
+    if config.family in weight_names.HF_QKV_BY_QUARTER:
+        return order_by_quarters
+    if config.family not in weight_names.HF_QKV_BY_HEAD:
+        return None
+    return lambda rows: order_by_heads(rows, config.heads, config.kv_heads)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rlx.audio.wav import read_wav
 from rlx.backends.api import CompileOptions
 from rlx.errors import FormatError, OpError, ShapeError
 from rlx.models.config_whisper import SAMPLE_RATE, WhisperConfig, WhisperTokens, whisper_config, whisper_tokens
-from rlx.models.model_files import identity
+from rlx.models.model_files import open_weights, weights_identity
 from rlx.models.pull import find_model
 from rlx.models.weights import WeightFile, hf_weights, read_weights
 from rlx.models.whisper import WHISPER_NAMES, build_whisper
@@ -55,16 +55,15 @@ class Transcript(NamedTuple):
 
 def load_speech(path_or_name: str | os.PathLike[str], device: str = "cpu", threads: int | None = None) -> SpeechModel:
     """A speech model from a Hugging Face directory, or a name such as "openai/whisper-tiny" that is pulled first."""
-    from rlx.formats.safetensors import open_safetensors
     from rlx.models.tokenizer import Tokenizer
 
     path = find_model(path_or_name)
     if not path.is_dir():
         raise FormatError(f"{path}: a speech model is a Hugging Face directory with config.json and model.safetensors")
     config = whisper_config(path)
-    source = identity(path.glob("*.safetensors*"))
+    source = weights_identity(path)
     layers = max(config.encoder_layers, config.decoder_layers)
-    weights = hf_weights(open_safetensors(path).tensors, WHISPER_NAMES, path.name, layers=layers, prefix="model.")
+    weights = hf_weights(open_weights(path), WHISPER_NAMES, path.name, layers=layers, prefix="model.")
     tokens = whisper_tokens(path, config.vocab)
     return SpeechModel(config, tokens, weights, lambda: Tokenizer.from_directory(path), device, threads, source)
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
 from rlx.errors import BindingError, FormatError, OpError
-from rlx.models import weight_names
+from rlx.models import encoder_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
 from rlx.models.encoder import build_encoder, relative_buckets
-from rlx.models.model_files import identity, read_json
+from rlx.models.model_files import open_weights, read_json, weights_identity
 from rlx.models.pull import find_model
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import WeightFile, hf_weights, read_weights
@@ -70,7 +70,7 @@ def load_encoder(
     if activations not in ACTIVATIONS:
         raise OpError(f"load_encoder: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     path = find_model(path_or_name)
-    source = identity(path.glob("*.safetensors*")) if mmap and path.is_dir() else ""
+    source = weights_identity(path) if mmap and path.is_dir() else ""
     config, file = open_encoder(path, mmap)
     # Eight bits on both sides have a form of their own, with a scale for each column: floats are left for it.
     if weights not in (None, "f32") and (weights, activations) != ("int8", "int8"):
@@ -94,14 +94,11 @@ def load_encoder(
 
 def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFile]:
     """The config and the weights of a Hugging Face directory."""
-    from rlx.formats.safetensors import open_safetensors
-
     if not path.is_dir():
         raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
     config = encoder_config_from_directory(path)
-    names, prefix = weight_names.HF_ENCODERS[config.family], weight_names.HF_ENCODER_PREFIX[config.family]
-    tensors = open_safetensors(path, mmap).tensors
-    return config, hf_weights(tensors, names, path.name, layers=config.layers, prefix=prefix)
+    names, prefix = encoder_names.HF_ENCODERS[config.family], encoder_names.HF_ENCODER_PREFIX[config.family]
+    return config, hf_weights(open_weights(path, mmap), names, path.name, layers=config.layers, prefix=prefix)
 
 
 def lowers_case(path: Path) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,13 +59,18 @@ class Tokenizer:
         special: SpecialTokens,
         chat_template: str | None = None,
         max_length: int | None = None,
+        named: Mapping[str, str] | None = None,
+        tool_template: str | None = None,
     ) -> None:
+        """`named` are tokens that chat templates may ask for, such as eos_token; without them they are told the first
+        of each role. Conversations with tools have the `tool_template`, where there is one."""
         # Padding and truncation saved in a file would hide in every answer; here they are the caller's choice.
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self.special = special
-        self.chat_template = chat_template
+        self.chat_template, self.tool_template = chat_template, tool_template
+        self._named = dict(named or {})
         self.max_length = max_length
         # How many ids are known; a model may have more than there are tokens, which stand for no text.
         self.ids = self.vocab_size
@@ -88,11 +93,14 @@ class Tokenizer:
         config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
         # Older directories say beside the sizes of the model what ends an answer.
         generation = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
+        templates = _templates_of_config(folder, config)
         return cls(
             backend,
             _special_of_config(backend, config, generation),
-            _template_of_config(folder, config),
+            templates.get("default"),
             _max_length_of_config(config),
+            {role: name for role in config if role.endswith("_token") and (name := _content(config[role])) is not None},
+            templates.get("tool_use"),
         )
 
     @classmethod
@@ -177,16 +185,19 @@ class Tokenizer:
         self, messages: Sequence[dict[str, object]], add_generation_prompt: bool = True, **extra: object
     ) -> str:
         """The prompt text of a conversation, by the model's own chat template."""
-        if self.chat_template is None:
+        has_tools = extra.get("tools") is not None and self.tool_template is not None
+        source = self.tool_template if has_tools else self.chat_template
+        if source is None:
             raise RlxError(
                 "this model has no chat template, so that it can only continue a text (generate); "
                 "for chats set tokenizer.chat_template"
             )
         from rlx.models.chat_template import ChatTemplate
 
-        if self._template is None or self._template.source != self.chat_template:
-            bos, eos = (self.token(i) if i is not None else "" for i in (self.bos_id, next(iter(self.eos_ids), None)))
-            self._template = ChatTemplate(self.chat_template, bos_token=bos or "", eos_token=eos or "")
+        if self._template is None or self._template.source != source:
+            roles = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None)}
+            names = {role: "" if id is None else self.token(id) or "" for role, id in roles.items()}
+            self._template = ChatTemplate(source, **names | self._named)
         return self._template.render(messages, add_generation_prompt, **extra)
 
 
@@ -265,13 +276,13 @@ def _special_of_config(
     backend: tokenizers.Tokenizer, config: dict[str, object], generation: dict[str, object]
 ) -> SpecialTokens:
     def find(role: str) -> int | None:
-        entry = config.get(role)
-        name = entry.get("content") if isinstance(entry, dict) else entry
-        return backend.token_to_id(name) if isinstance(name, str) else None
+        name = _content(config.get(role))
+        return None if name is None else backend.token_to_id(name)
 
     ends = generation.get("eos_token_id")
     listed = ends if isinstance(ends, list) else [ends]
-    found = [i for i in (*listed, find("eos_token")) if isinstance(i, int) and not isinstance(i, bool)]
+    # The one that has the name first: it is what a template, a converted file or an example for training ends with.
+    found = [i for i in (find("eos_token"), *listed) if isinstance(i, int) and not isinstance(i, bool)]
     return SpecialTokens(
         bos_id=find("bos_token"),
         eos_ids=tuple(dict.fromkeys(found)),
@@ -283,16 +294,24 @@ def _special_of_config(
     )
 
 
-def _template_of_config(folder: Path, config: dict[str, object]) -> str | None:
-    """The chat template: its own file, or in the configuration, where it may be one of several with names."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    entry = config.get("chat_template")
-    if isinstance(entry, list):
-        named = {e.get("name"): e.get("template") for e in entry if isinstance(e, dict)}
-        entry = named.get("default")
-    return entry if isinstance(entry, str) else None
+def _content(entry: object) -> str | None:
+    """The text of a token, which is written as such or as an object with settings."""
+    name = entry.get("content") if isinstance(entry, dict) else entry
+    return name if isinstance(name, str) else None
+
+
+def _templates_of_config(folder: Path, config: dict[str, object]) -> dict[str, str]:
+    """Chat templates by name: files of their own, or in the configuration, where there may be several with names."""
+    entry = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    listed = entry if isinstance(entry, list) else [{"name": "default", "template": entry}]
+    found = {
+        str(e.get("name")): template
+        for e in listed
+        if isinstance(e, dict) and isinstance(template := e.get("template"), str)
+    }
+    more = (folder / "additional_chat_templates").glob("*.jinja")
+    files = {"default": folder / "chat_template.jinja", **{file.stem: file for file in more}}
+    return found | {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
 
 
 def _max_length_of_config(config: dict[str, object]) -> int | None:

@@ -40,6 +40,8 @@ GGUF: dict[str, str] = {
     "shared_gate": "blk.{i}.ffn_gate_shexp",
     "shared_up": "blk.{i}.ffn_up_shexp",
     "shared_down": "blk.{i}.ffn_down_shexp",
+    "router_shift": "blk.{i}.exp_probs_b",
+    "embed_norm": "token_embd_norm",
 }
 # Where files of an architecture differ. Of its two norms, Falcon's first stands before the feed-forward half.
 _GGUF_DIFFERENT: dict[str, dict[str, str]] = {
@@ -124,6 +126,8 @@ _OPT: dict[str, str] = {
     "o": "model.decoder.layers.{i}.self_attn.out_proj",
     "up": "model.decoder.layers.{i}.fc1",
     "down": "model.decoder.layers.{i}.fc2",
+    "embed_project": "model.decoder.project_in",
+    "head_project": "model.decoder.project_out",
 }
 _STARCODER2: dict[str, str] = {role: name for role, name in _LLAMA.items() if role != "gate"} | {
     "up": "model.layers.{i}.mlp.c_fc",
@@ -134,6 +138,12 @@ _PHI: dict[str, str] = {role: name for role, name in _LLAMA.items() if role not 
     "o": "model.layers.{i}.self_attn.dense",
     "up": "model.layers.{i}.mlp.fc1",
     "down": "model.layers.{i}.mlp.fc2",
+    "q_norm": "model.layers.{i}.self_attn.q_layernorm",
+    "k_norm": "model.layers.{i}.self_attn.k_layernorm",
+}
+_STABLELM: dict[str, str] = _LLAMA | {
+    "q_norm": "model.layers.{i}.self_attn.q_layernorm.norms",
+    "k_norm": "model.layers.{i}.self_attn.k_layernorm.norms",
 }
 _GLM: dict[str, str] = _LLAMA | {"gate_up": "model.layers.{i}.mlp.gate_up_proj"}
 _GLM4: dict[str, str] = _GLM | {
@@ -179,7 +189,7 @@ _QWEN_MOE: dict[str, str] = _LLAMA | {
     "shared_up": "model.layers.{i}.mlp.shared_expert.up_proj",
     "shared_down": "model.layers.{i}.mlp.shared_expert.down_proj",
 }
-# Experts as `rlx.models.hf_experts` takes the file's tensors apart.
+# Experts as `rlx.models.hf_layouts` takes the file's tensors apart.
 _GPT_OSS: dict[str, str] = _LLAMA | {
     "sinks": "model.layers.{i}.self_attn.sinks",
     "router": "model.layers.{i}.mlp.router",
@@ -187,12 +197,100 @@ _GPT_OSS: dict[str, str] = _LLAMA | {
     "experts_up": "model.layers.{i}.mlp.experts.up",
     "experts_down": "model.layers.{i}.mlp.experts.down",
 }
+_GPT_NEO: dict[str, str] = _GPTJ | {
+    "positions": "transformer.wpe",
+    "ffn_norm": "transformer.h.{i}.ln_2",
+    "q": "transformer.h.{i}.attn.attention.q_proj",
+    "k": "transformer.h.{i}.attn.attention.k_proj",
+    "v": "transformer.h.{i}.attn.attention.v_proj",
+    "o": "transformer.h.{i}.attn.attention.out_proj",
+    "up": "transformer.h.{i}.mlp.c_fc",
+    "down": "transformer.h.{i}.mlp.c_proj",
+}
+_CODEGEN: dict[str, str] = {role: name for role, name in _GPTJ.items() if role not in "qkv"} | {
+    "qkv": "transformer.h.{i}.attn.qkv_proj",
+}
+_BLOOM: dict[str, str] = _FALCON | {"embed_norm": "transformer.word_embeddings_layernorm"}
+_MPT: dict[str, str] = {
+    "embed": "transformer.wte",
+    "final_norm": "transformer.norm_f",
+    "head": "lm_head",
+    "attn_norm": "transformer.blocks.{i}.norm_1",
+    "ffn_norm": "transformer.blocks.{i}.norm_2",
+    "qkv": "transformer.blocks.{i}.attn.Wqkv",
+    "o": "transformer.blocks.{i}.attn.out_proj",
+    "up": "transformer.blocks.{i}.ffn.up_proj",
+    "down": "transformer.blocks.{i}.ffn.down_proj",
+}
+_UNGATED: dict[str, str] = {role: name for role, name in _LLAMA.items() if role != "gate"}
+_PERSIMMON: dict[str, str] = {role: name for role, name in _UNGATED.items() if role not in "qkv"} | {
+    "final_norm": "model.final_layernorm",
+    "qkv": "model.layers.{i}.self_attn.query_key_value",
+    "o": "model.layers.{i}.self_attn.dense",
+    "q_norm": "model.layers.{i}.self_attn.q_layernorm",
+    "k_norm": "model.layers.{i}.self_attn.k_layernorm",
+    "up": "model.layers.{i}.mlp.dense_h_to_4h",
+    "down": "model.layers.{i}.mlp.dense_4h_to_h",
+}
+_INTERNLM2: dict[str, str] = {
+    "embed": "model.tok_embeddings",
+    "final_norm": "model.norm",
+    "head": "output",
+    "attn_norm": "model.layers.{i}.attention_norm",
+    "ffn_norm": "model.layers.{i}.ffn_norm",
+    "qkv": "model.layers.{i}.attention.wqkv",
+    "o": "model.layers.{i}.attention.wo",
+    "gate": "model.layers.{i}.feed_forward.w1",
+    "up": "model.layers.{i}.feed_forward.w3",
+    "down": "model.layers.{i}.feed_forward.w2",
+}
+_BAICHUAN: dict[str, str] = _LLAMA | {"qkv": "model.layers.{i}.self_attn.W_pack"}
+_EXAONE: dict[str, str] = _GPT_NEO | {
+    "gate": "transformer.h.{i}.mlp.c_fc_0",
+    "up": "transformer.h.{i}.mlp.c_fc_1",
+}
+_SHARED_EXPERTS: dict[str, str] = {
+    f"shared_{part}": f"model.layers.{{i}}.mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
+_DEEPSEEK_MOE: dict[str, str] = (
+    _QWEN_MOE | _SHARED_EXPERTS | {"router_shift": "model.layers.{i}.mlp.gate.e_score_correction"}
+)
+_DEEPSEEK: dict[str, str] = _DEEPSEEK_MOE | {
+    "q_low": "model.layers.{i}.self_attn.q_a_proj",
+    "q_low_norm": "model.layers.{i}.self_attn.q_a_layernorm",
+    "q_high": "model.layers.{i}.self_attn.q_b_proj",
+    "kv_low": "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+    "kv_low_norm": "model.layers.{i}.self_attn.kv_a_layernorm",
+    "kv_high": "model.layers.{i}.self_attn.kv_b_proj",
+}
+_ERNIE_MOE: dict[str, str] = _DEEPSEEK_MOE | {
+    "router_shift": "model.layers.{i}.mlp.moe_statics.e_score_correction",
+}
+_HUNYUAN_MOE: dict[str, str] = (
+    _QWEN_MOE
+    | {role: name for role, name in _HUNYUAN.items() if role.endswith("_norm")}
+    | {f"shared_{part}": f"model.layers.{{i}}.mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")}
+    | {"router": "model.layers.{i}.mlp.gate.wg"}
+)
+# Stacks and layers of gates and ups that `rlx.models.hf_layouts` takes apart.
+_GRANITE_MOE: dict[str, str] = _LLAMA | {
+    "router": "model.layers.{i}.block_sparse_moe.router.layer",
+    "experts_gate": "model.layers.{i}.block_sparse_moe.input_linear.gate",
+    "experts_up": "model.layers.{i}.block_sparse_moe.input_linear.up",
+    "experts_down": "model.layers.{i}.block_sparse_moe.output_linear",
+    "shared_gate": "model.layers.{i}.shared_mlp.input_linear.gate",
+    "shared_up": "model.layers.{i}.shared_mlp.input_linear.up",
+    "shared_down": "model.layers.{i}.shared_mlp.output_linear",
+}
+# Without experts all tokens meet the shared one alone.
+_GRANITE_SHARED_ALONE: dict[str, str] = {part: _GRANITE_MOE[f"shared_{part}"] for part in ("gate", "up", "down")}
 _MIXTRAL: dict[str, str] = _LLAMA | {
     "router": "model.layers.{i}.block_sparse_moe.gate",
     "experts_gate": "model.layers.{i}.block_sparse_moe.experts.{e}.w1",
     "experts_up": "model.layers.{i}.block_sparse_moe.experts.{e}.w3",
     "experts_down": "model.layers.{i}.block_sparse_moe.experts.{e}.w2",
 }
+_MINIMAX: dict[str, str] = _MIXTRAL | {"router_shift": "model.layers.{i}.block_sparse_moe.e_score_correction"}
 
 HF_DECODERS: dict[str, dict[str, str]] = {
     "llama": _LLAMA,
@@ -213,7 +311,7 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "granite": _LLAMA,
     "gemma": _LLAMA,
     "starcoder2": _STARCODER2,
-    "stablelm": _LLAMA,
+    "stablelm": _STABLELM,
     "olmo": _LLAMA,
     "phi": _PHI,
     "cohere": _LLAMA,
@@ -227,120 +325,51 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "seed_oss": _LLAMA,
     "hunyuan_v1_dense": _HUNYUAN,
     "gpt_oss": _GPT_OSS,
+    "ministral": _LLAMA,
+    "olmo3": _OLMO2,
+    "vaultgemma": {role: name for role, name in _GEMMA.items() if not role.startswith("post_")},
+    "arcee": _UNGATED,
+    "helium": _LLAMA,
+    "cwm": _LLAMA,
+    "internlm2": _INTERNLM2,
+    "internlm3": _LLAMA,
+    "baichuan": _BAICHUAN,
+    "exaone": _EXAONE,
+    "minicpm": _LLAMA,
+    "olmoe": _QWEN_MOE,
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "granitemoehybrid": _GRANITE_MOE,
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe": _DEEPSEEK_MOE,
+    "glm4_moe_lite": _DEEPSEEK,
+    "dots1": _DEEPSEEK_MOE,
+    "ernie4_5_moe": _ERNIE_MOE,
+    "hunyuan_v1_moe": _HUNYUAN_MOE,
+    "minimax_m2": _MINIMAX,
+    "gpt_neo": _GPT_NEO,
+    "gpt_bigcode": _GPT2,
+    "codegen": _CODEGEN,
+    "bloom": _BLOOM,
+    "mpt": _MPT,
+    "nemotron": _UNGATED,
+    "persimmon": _PERSIMMON,
 }
 # Families whose files keep linear weights as [in, out], and those whose norms keep w for a factor of 1 + w.
 HF_IN_OUT = frozenset({"gpt2"})
 # Families whose fused q, k and v follow one another: all q that read a head of keys, the head, its values.
-HF_QKV_BY_HEAD = frozenset({"gpt_neox", "falcon"})
-# Families whose experts are stacks of gates and ups in turn.
-HF_EXPERTS_IN_TURN = frozenset({"gpt_oss"})
-HF_NORM_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text"})
+HF_QKV_BY_HEAD = frozenset({"gpt_neox", "falcon", "bloom", "persimmon", "internlm2", "gpt_bigcode"})
+# Families in which they are stored in four parts, each of q, v and k.
+HF_QKV_BY_QUARTER = frozenset({"codegen"})
+HF_NORM_PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron"})
 # The prefix that files saved from the bare model (without a head) leave out.
 HF_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_DECODERS.items()}
 
 
 def hf_names(config: DecoderConfig) -> dict[str, str]:
     """The names in directories of the family of `config`."""
-    has_two = config.family == "falcon" and config.parallel_residual and not config.shared_norm
-    return HF_DECODERS[config.family] | (_FALCON_NORMS if has_two else {})
-
-
-_BERT: dict[str, str] = {
-    "embed": "bert.embeddings.word_embeddings",
-    "positions": "bert.embeddings.position_embeddings",
-    "token_types": "bert.embeddings.token_type_embeddings",
-    "embed_norm": "bert.embeddings.LayerNorm",
-    "q": "bert.encoder.layer.{i}.attention.self.query",
-    "k": "bert.encoder.layer.{i}.attention.self.key",
-    "v": "bert.encoder.layer.{i}.attention.self.value",
-    "o": "bert.encoder.layer.{i}.attention.output.dense",
-    "attn_norm": "bert.encoder.layer.{i}.attention.output.LayerNorm",
-    "up": "bert.encoder.layer.{i}.intermediate.dense",
-    "down": "bert.encoder.layer.{i}.output.dense",
-    "ffn_norm": "bert.encoder.layer.{i}.output.LayerNorm",
-}
-_ROBERTA: dict[str, str] = {role: name.replace("bert.", "roberta.", 1) for role, name in _BERT.items()}
-_ELECTRA: dict[str, str] = {role: name.replace("bert.", "electra.", 1) for role, name in _BERT.items()} | {
-    "embed_project": "electra.embeddings_project",
-}
-_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
-_ALBERT: dict[str, str] = {
-    "embed": "albert.embeddings.word_embeddings",
-    "positions": "albert.embeddings.position_embeddings",
-    "token_types": "albert.embeddings.token_type_embeddings",
-    "embed_norm": "albert.embeddings.LayerNorm",
-    "embed_project": "albert.encoder.embedding_hidden_mapping_in",
-    "q": f"{_ALBERT_LAYER}.attention.query",
-    "k": f"{_ALBERT_LAYER}.attention.key",
-    "v": f"{_ALBERT_LAYER}.attention.value",
-    "o": f"{_ALBERT_LAYER}.attention.dense",
-    "attn_norm": f"{_ALBERT_LAYER}.attention.LayerNorm",
-    "up": f"{_ALBERT_LAYER}.ffn",
-    "down": f"{_ALBERT_LAYER}.ffn_output",
-    "ffn_norm": f"{_ALBERT_LAYER}.full_layer_layer_norm",
-}
-_DISTILBERT: dict[str, str] = {
-    "embed": "distilbert.embeddings.word_embeddings",
-    "positions": "distilbert.embeddings.position_embeddings",
-    "embed_norm": "distilbert.embeddings.LayerNorm",
-    "q": "distilbert.transformer.layer.{i}.attention.q_lin",
-    "k": "distilbert.transformer.layer.{i}.attention.k_lin",
-    "v": "distilbert.transformer.layer.{i}.attention.v_lin",
-    "o": "distilbert.transformer.layer.{i}.attention.out_lin",
-    "attn_norm": "distilbert.transformer.layer.{i}.sa_layer_norm",
-    "up": "distilbert.transformer.layer.{i}.ffn.lin1",
-    "down": "distilbert.transformer.layer.{i}.ffn.lin2",
-    "ffn_norm": "distilbert.transformer.layer.{i}.output_layer_norm",
-}
-_MPNET: dict[str, str] = {
-    "embed": "mpnet.embeddings.word_embeddings",
-    "positions": "mpnet.embeddings.position_embeddings",
-    "embed_norm": "mpnet.embeddings.LayerNorm",
-    "relative_bias": "mpnet.encoder.relative_attention_bias",
-    "q": "mpnet.encoder.layer.{i}.attention.attn.q",
-    "k": "mpnet.encoder.layer.{i}.attention.attn.k",
-    "v": "mpnet.encoder.layer.{i}.attention.attn.v",
-    "o": "mpnet.encoder.layer.{i}.attention.attn.o",
-    "attn_norm": "mpnet.encoder.layer.{i}.attention.LayerNorm",
-    "up": "mpnet.encoder.layer.{i}.intermediate.dense",
-    "down": "mpnet.encoder.layer.{i}.output.dense",
-    "ffn_norm": "mpnet.encoder.layer.{i}.output.LayerNorm",
-}
-_NOMIC: dict[str, str] = {
-    "embed": "bert.embeddings.word_embeddings",
-    "token_types": "bert.embeddings.token_type_embeddings",
-    "embed_norm": "bert.emb_ln",
-    "qkv": "bert.encoder.layers.{i}.attn.Wqkv",
-    "o": "bert.encoder.layers.{i}.attn.out_proj",
-    "attn_norm": "bert.encoder.layers.{i}.norm1",
-    "up": "bert.encoder.layers.{i}.mlp.fc11",
-    "gate": "bert.encoder.layers.{i}.mlp.fc12",
-    "down": "bert.encoder.layers.{i}.mlp.fc2",
-    "ffn_norm": "bert.encoder.layers.{i}.norm2",
-}
-
-_MODERNBERT: dict[str, str] = {
-    "embed": "model.embeddings.tok_embeddings",
-    "embed_norm": "model.embeddings.norm",
-    "final_norm": "model.final_norm",
-    "attn_norm": "model.layers.{i}.attn_norm",
-    "qkv": "model.layers.{i}.attn.Wqkv",
-    "o": "model.layers.{i}.attn.Wo",
-    "ffn_norm": "model.layers.{i}.mlp_norm",
-    "gate_up": "model.layers.{i}.mlp.Wi",
-    "down": "model.layers.{i}.mlp.Wo",
-}
-
-HF_ENCODERS: dict[str, dict[str, str]] = {
-    "bert": _BERT,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "electra": _ELECTRA,
-    "albert": _ALBERT,
-    "distilbert": _DISTILBERT,
-    "mpnet": _MPNET,
-    "nomic_bert": _NOMIC,
-    "modernbert": _MODERNBERT,
-}
-# The prefix of the encoder inside files that also hold a head; files of the encoder alone leave it out.
-HF_ENCODER_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_ENCODERS.items()}
+    names, has_two = HF_DECODERS[config.family], config.parallel_residual and not config.shared_norm
+    if config.family == "falcon" and has_two:
+        return names | _FALCON_NORMS
+    return names | _GRANITE_SHARED_ALONE if config.family == "granitemoehybrid" and config.moe is None else names

@@ -6,6 +6,7 @@ does not know, and refused, because a model without it would silently be another
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HF_FLOATS = ("F32", "F16", "BF16", "F64")
-# Endings of tensors that hold MXFP4 weights; see `rlx.models.hf_experts`.
+# Endings of tensors that hold MXFP4 weights; see `rlx.models.hf_layouts`.
 _HF_CODES = ("_blocks", "_scales")
 # Roles whose weights are matrices that rows of features are multiplied by.
 LINEAR_ROLES = frozenset(
@@ -51,6 +52,12 @@ class Weight(NamedTuple):
         if self.scheme is None:
             return self.dims
         return (*self.dims[:-1], self.scheme.packed_bytes(self.dims[-1], 1))
+
+
+Order = npt.NDArray[np.intp]
+# Of a number of rows the order in which they are wanted; and all weights of so many layers as other weights.
+QkvOrder = Callable[[int], Order | None]
+Rearrange = Callable[[dict[str, Weight], int], dict[str, Weight]]
 
 
 def plain_weight(array: Array) -> Weight:
@@ -79,6 +86,11 @@ class WeightFile:
 
     def has(self, role: str, layer: int | None = None, part: str = "weight") -> bool:
         return role in self._names and f"{self.name(role, layer)}.{part}" in self._weights
+
+    @property
+    def layer_prefix(self) -> str:
+        """What the names of all layers begin with."""
+        return next(name for name in self._names.values() if "{i}" in name).split("{i}")[0]
 
     @property
     def is_gguf(self) -> bool:
@@ -162,6 +174,10 @@ def gguf_weights(
     return WeightFile(what, names, found)
 
 
+def _as_vector(weight: Weight) -> Weight:
+    return weight._replace(dims=(math.prod(weight.dims),), read=lambda: weight.read().reshape(-1))
+
+
 def _as_matrix(row: Weight) -> Weight:
     return row._replace(dims=(1, *row.dims), read=lambda: row.read()[None])
 
@@ -185,24 +201,22 @@ def hf_weights(
     experts: int = 0,
     in_out: bool = False,
     norms_plus_one: bool = False,
-    qkv_heads: tuple[int, int] | None = None,
-    experts_in_turn: bool = False,
+    qkv_order: QkvOrder | None = None,
+    rearrange: Rearrange | None = None,
 ) -> WeightFile:
     """The weights of open safetensors files; `prefix` is put back where the file left it out.
 
     The matrices of `experts` become one stack each, called by their name without the expert's number. With
     `norms_plus_one` norms are stored as w for a factor of 1 + w, and given as that factor; with `in_out` matrices are
-    stored as [in, out], and given as [out, in]. With `qkv_heads` (of q, of k) the rows of fused q, k and v are stored
-    by heads of keys, and given as all of q, then k, then v. With `experts_in_turn` see `rlx.models.hf_experts`.
+    stored as [in, out], and given as [out, in]. With a `qkv_order` the rows of fused q, k and v are given in that
+    order, all of q, then k, then v. Files that divide weights otherwise are read with one of `rlx.models.hf_layouts`.
     """
-    found = {name: _hf_weight(tensor) for name, tensor in tensors.items()}
+    found = dict(_usually_named(name, _hf_weight(tensor)) for name, tensor in tensors.items())
     if prefix and not any(name.startswith(prefix) for name in found):
         head = names.get("head", "") + ".weight"
         found = {name if name == head else prefix + name: w for name, w in found.items()}
-    if experts_in_turn:
-        from rlx.models.hf_experts import experts_apart
-
-        found = experts_apart(found, layers)
+    if rearrange is not None:
+        found = rearrange(found, layers)
     renamed = dict(names)
     for role, template in names.items():
         if "{e}" in template and experts:
@@ -216,13 +230,25 @@ def hf_weights(
     if in_out:
         linear = _linear_names(names, layers)
         found = {name: _transposed(w) if name in linear else w for name, w in found.items()}
-    if qkv_heads is not None:
+    if qkv_order is not None:
         fused = {f"{names['qkv'].format(i=i)}.{part}" for i in range(layers) for part in ("weight", "bias")}
-        found = {name: _q_then_k_then_v(w, *qkv_heads) if name in fused else w for name, w in found.items()}
+        found = {name: _q_then_k_then_v(name, w, qkv_order) if name in fused else w for name, w in found.items()}
     return WeightFile(what, renamed, found)
 
 
-def qkv_order(rows: int, heads: int, kv_heads: int) -> npt.NDArray[np.intp] | None:
+# Endings in the place of which others are usual; files that were made of TensorFlow's have those of norms.
+_OTHER_ENDINGS = {".gamma": ".weight", ".beta": ".bias", "_correction_bias": "_correction.bias"}
+
+
+def _usually_named(name: str, weight: Weight) -> tuple[str, Weight]:
+    for ending, usual in _OTHER_ENDINGS.items():
+        if name.endswith(ending):
+            # A bias of scores may be stored as one row.
+            return name.removesuffix(ending) + usual, _as_vector(weight)
+    return name, weight
+
+
+def order_by_heads(rows: int, heads: int, kv_heads: int) -> Order | None:
     """Which row stands at each place of q, then k, then v, where they are stored by heads of keys: all q that read a
     head, the head, its values. None where the heads do not divide the rows."""
     if rows % (heads + 2 * kv_heads):
@@ -232,10 +258,18 @@ def qkv_order(rows: int, heads: int, kv_heads: int) -> npt.NDArray[np.intp] | No
     return np.concatenate([part.reshape(-1) for part in np.split(places, [readers, readers + 1], axis=1)])
 
 
-def _q_then_k_then_v(weight: Weight, heads: int, kv_heads: int) -> Weight:
-    order = qkv_order(weight.dims[0], heads, kv_heads)
+def order_by_quarters(rows: int) -> Order | None:
+    """The same where they are stored in four parts, each with its q, then v, then k."""
+    if rows % 12:
+        return None
+    places = np.arange(rows).reshape(4, 3, -1)
+    return np.concatenate([places[:, part].reshape(-1) for part in (0, 2, 1)])
+
+
+def _q_then_k_then_v(name: str, weight: Weight, qkv_order: QkvOrder) -> Weight:
+    order = qkv_order(weight.dims[0])
     if order is None:
-        raise FormatError(f"q, k and v of {heads} and {kv_heads} heads cannot have {weight.dims[0]} rows")
+        raise FormatError(f"{name}: q, k and v of the heads of this model cannot have {weight.dims[0]} rows")
     return weight._replace(read=lambda: weight.read()[order])
 
 

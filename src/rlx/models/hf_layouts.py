@@ -1,20 +1,22 @@
-"""Experts of gpt-oss directories, whose tensors are taken apart into what other families have.
+"""Directories that divide their weights otherwise than most: given as what other families have.
 
-A layer has gates and ups in turn, as floats `gate_up_proj` [E, in, 2·out] or as MXFP4, `gate_up_proj_blocks` u8[E,
-2·out, in/32, 16] with `gate_up_proj_scales` u8[E, 2·out, in/32]; and `gate_up_proj_bias` [E, 2·out]. `down_proj` is
-likewise. A block of 16 bytes holds 32 codes, two neighbours in each byte; GGUF files have the first 16 in the low
-halves of bytes and the others in the high ones, behind their scale, and so are they given here: no number changes.
+In gpt-oss a layer of experts has gates and ups in turn, as floats `gate_up_proj` [E, in, 2·out] or as MXFP4,
+`gate_up_proj_blocks` u8[E, 2·out, in/32, 16] with `gate_up_proj_scales` u8[E, 2·out, in/32]; and `gate_up_proj_bias`
+[E, 2·out]. `down_proj` is likewise. A block of 16 bytes holds 32 codes, two neighbours in each byte; GGUF files have
+the first 16 in the low halves of bytes and the others in the high ones, behind their scale, and so are they given
+here: no number changes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
 
 from rlx.errors import FormatError
 from rlx.ir.dtype import DType
-from rlx.models.weights import Array, Weight
+from rlx.models.weights import Array, Rearrange, Weight
 from rlx.quant.schemes import QuantScheme
 
 # Codes in a block, and bytes that hold them.
@@ -39,6 +41,46 @@ def experts_apart(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]
         if sinks in result:
             result[f"{sinks}.weight"] = result.pop(sinks)
     return result
+
+
+def halves_apart(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+    """Granite: `input_linear` [.., gates then ups, in] as its two halves."""
+    result = dict(found)
+    for name in [name for name in found if name.endswith(".input_linear.weight")]:
+        whole, base = result.pop(name), name.removesuffix(".weight")
+        for half, part in enumerate(("gate", "up")):
+            result[f"{base}.{part}.weight"] = _half(name, whole, half)
+    return result
+
+
+def _half(name: str, weight: Weight, half: int) -> Weight:
+    *before, rows, inputs = weight.dims if len(weight.dims) > 1 else (1, *weight.dims)
+    if rows % 2:
+        raise FormatError(f"{name}: gates and ups cannot be {rows} rows")
+    first, count = half * (rows // 2), rows // 2
+    return weight._replace(
+        dims=(*before, count, inputs),
+        read=lambda: np.ascontiguousarray(weight.read()[..., first : first + count, :]),
+    )
+
+
+def norms_joined(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+    """StableLM: norms of heads, each a tensor with a number, as one tensor [heads, features]."""
+    result = dict(found)
+    for layer, role in itertools.product(range(layers), ("q_layernorm", "k_layernorm")):
+        base = f"model.layers.{layer}.self_attn.{role}.norms"
+        parts: list[Weight] = []
+        while (name := f"{base}.{len(parts)}.weight") in result:
+            parts.append(result.pop(name))
+        if parts:
+            if len({(part.dims, part.dtype) for part in parts}) != 1:
+                raise FormatError(f"{base}.0.weight and its like must be vectors of one length and type")
+            result[f"{base}.weight"] = _stacked(parts)
+    return result
+
+
+def _stacked(parts: list[Weight]) -> Weight:
+    return parts[0]._replace(dims=(len(parts), *parts[0].dims), read=lambda: np.stack([part.read() for part in parts]))
 
 
 def _matrices(found: dict[str, Weight], name: str) -> Weight | None:
@@ -86,3 +128,13 @@ def _every(weight: Weight, first: int, step: int) -> Weight:
     return weight._replace(
         dims=(experts, rows // step, *rest), read=lambda: np.ascontiguousarray(weight.read()[:, first::step])
     )
+
+
+# What the files of a family are read with.
+REARRANGED: dict[str, Rearrange] = {
+    "gpt_oss": experts_apart,
+    "granitemoe": halves_apart,
+    "granitemoeshared": halves_apart,
+    "granitemoehybrid": halves_apart,
+    "stablelm": norms_joined,
+}
