@@ -119,9 +119,8 @@ MODULES = {
                 scatter_add scatter_apply scatter_max scatter_min scatter_mul scatter_sub
             """,
             "records of settings; strings and tuples are accepted in their place": """
-                AccuracyMode ConvDimensionNumbers ConvGeneralDilatedDimensionNumbers DotAlgorithm DotAlgorithmPreset
-                DotDimensionNumbers FftType PrecisionLike RaggedDotDimensionNumbers RandomAlgorithm
-                RoundingMethod Tolerance conv_dimension_numbers
+                AccuracyMode ConvGeneralDilatedDimensionNumbers DotAlgorithm DotAlgorithmPreset DotDimensionNumbers
+                RaggedDotDimensionNumbers RandomAlgorithm Tolerance
             """,
             "sizes of results; `rlx.eval_shape` tells them": """
                 conv_general_permutations conv_general_shape_tuple conv_shape_tuple conv_transpose_shape_tuple

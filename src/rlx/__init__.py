@@ -173,6 +173,7 @@ _UNSHOWN = frozenset(
     | {"block_until_ready", "compat", "device_get", "flatten_util", "linear_transpose", "tree_util"}
     | {"ShapeDtypeStruct", "clear_caches", "default_backend", "jacobian", "jax_names", "make_jaxpr", "typeof"}
     | {"pipeline_schedule", "rlx_model", "scalar_constant_bytes", "stamp_pass_origins", "time_ns"}
+    | {"segment_max", "segment_min", "segment_prod", "segment_sum"}
 )
 
 

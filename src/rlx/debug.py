@@ -1,4 +1,4 @@
-"""`rlx.debug.print`: look at values while a compiled program runs.
+"""`rlx.debug.print` and `rlx.debug.callback`: look at values while a compiled program runs.
 
     @rlx.jit
     def f(x):
@@ -11,6 +11,7 @@ Values are printed each time the program passes, inside of loops and branches to
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,19 @@ def print(fmt: str, *args: Any, **kwargs: Any) -> None:
     text, operands = _numbered_away(fmt, args, kwargs)
     # The op passes its first operand on; without one, a constant stands in.
     DebugPrint(text)(*(operands or [np.int32(0)]))
+
+
+def callback(callback: Callable[..., Any], *args: Any, ordered: bool = False, **kwargs: Any) -> None:
+    """Call a Python function with the values of `args`, when the program gets to this place, as often as it does.
+
+    >>> seen = []
+    >>> callback(seen.append, 3)
+    >>> seen
+    [3]
+    """
+    from rlx.trace.callbacks import debug_callback
+
+    debug_callback(callback, *args, ordered=ordered, **kwargs)
 
 
 def _numbered_away(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, list[Any]]:

@@ -7,6 +7,7 @@ import scipy.linalg
 import rlx
 import rlx.linalg as linalg
 import rlx.numpy as rnp
+import rlx.scipy
 from rlx.errors import OpError, ShapeError
 
 
@@ -357,3 +358,37 @@ def test_general_eigenvalues_by_numpys_names(is_complex):
         close(a @ vectors, vectors * values[..., None, :])
         close(np.linalg.norm(vectors, axis=-2), np.ones(values.shape))
     close(np.sort_complex(np.asarray(rnp.linalg.eigvals(a))), np.sort_complex(np.linalg.eigvals(a)))
+
+
+@kinds
+@pytest.mark.parametrize("lower", [False, True])
+def test_scipy_arguments(is_complex, lower):
+    """`rlx.scipy.linalg` has SciPy's defaults, and reads the triangles that SciPy reads."""
+    a, b = positive(4, 4, is_complex=is_complex), positive(4, 4, is_complex=is_complex).T + np.eye(4)
+    columns, tall = drawn(4, 2, is_complex=is_complex), drawn(5, 3, is_complex=is_complex)
+    ours, theirs = rlx.scipy.linalg, scipy.linalg
+    read = np.tril(a) if lower else np.triu(a)
+    for factor in (lambda m, x: m.cholesky(x, lower=lower), lambda m, x: m.eigh(x, lower=lower, eigvals_only=True)):
+        close(both(lambda x: factor(ours, x), read), factor(theirs, read))  # noqa: B023
+    values, vectors = ours.eigh(read, np.tril(b) if lower else np.triu(b), lower=lower)
+    close(values, theirs.eigh(a, b, eigvals_only=True))
+    close(a @ vectors, b @ vectors * values)
+    for kind in ("gen", "her", "pos"):
+        close(
+            ours.solve(a if kind == "gen" else read, columns, lower=lower, assume_a=kind), np.linalg.solve(a, columns)
+        )
+    symmetric = drawn(4, 4, is_complex=is_complex)
+    symmetric = symmetric + symmetric.T
+    triangle = np.tril(symmetric) if lower else np.triu(symmetric)
+    close(ours.solve(triangle, columns, lower=lower, assume_a="sym"), np.linalg.solve(symmetric, columns))
+    close(ours.inv(a, overwrite_a=True, check_finite=False), np.linalg.inv(a))
+    assert [x.shape for x in ours.qr(tall)] == [(5, 5), (5, 3)]
+    assert [x.shape for x in ours.qr(tall, mode="economic")] == [(5, 3), (3, 3)]
+    assert [x.shape for x in ours.qr(tall, mode="r")] == [(5, 3)]
+
+
+def test_tridiagonal_eigenvalues():
+    d, e = drawn(5), drawn(4)
+    values, vectors = rlx.scipy.linalg.eigh_tridiagonal(d, e)
+    close(values, scipy.linalg.eigh_tridiagonal(d, e, eigvals_only=True))
+    close((vectors * values) @ vectors.T, np.diag(d) + np.diag(e, 1) + np.diag(e, -1))

@@ -227,3 +227,11 @@ def test_checkpoint_as_decorator_with_static_arguments_and_closures():
         return rnp.sum(rlx.remat(lambda x: x * a)(a))
 
     np.testing.assert_allclose(rlx.grad(outer)(np.arange(3.0)), 2 * np.arange(3.0))
+
+
+def test_arguments_of_jax():
+    """`prevent_cse` is a hint to XLA; a policy would have to be followed, so it is refused."""
+    close = rlx.checkpoint(lambda x: x * x, prevent_cse=False)
+    assert rlx.jit(rlx.grad(close), inline=True, keep_unused=True)(np.float32(3)) == 6
+    with pytest.raises(rlx.RlxError, match="policy= is not supported"):
+        rlx.checkpoint(lambda x: x, policy=lambda *_: True)

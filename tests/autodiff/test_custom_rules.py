@@ -1,6 +1,7 @@
 """Functions and ops with derivatives of their own."""
 
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -366,3 +367,18 @@ def test_custom_ops_may_have_zero_derivatives():
 
     close(rlx.grad(f)(X), X)
     close(rlx.jvp(f, (X,), (np.ones(3),))[1], X.sum())
+
+
+def test_arguments_without_derivatives_are_named():
+    @partial(rlx.custom_jvp, nondiff_argnames="power")
+    def scaled(x, power, factor):
+        return x**power * factor
+
+    @scaled.defjvp
+    def scaled_jvp(power, primals, tangents):
+        (x, factor), (dx, _) = primals, tangents
+        return scaled(x, power, factor), 100 * power * factor * dx
+
+    assert rlx.grad(lambda x: scaled(x, 3, 2.0))(1.0) == 600
+    with pytest.raises(rlx.RlxError, match="there is no argument 'exponent'; there are x, power, factor"):
+        rlx.custom_vjp(scaled.fun, nondiff_argnames=("exponent",))

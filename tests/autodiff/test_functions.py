@@ -358,3 +358,12 @@ def test_gradients_of_parts_are_joined(cuts, is_joined):
     assert ("pad" not in kinds) == is_joined and kinds.count("concat") == is_joined
     second = rlx.jacfwd(rlx.grad(loss))(x).reshape(18, 18)
     np.testing.assert_allclose(second, np.diag((wanted / x).reshape(-1)), rtol=1e-12)
+
+
+def test_jacobians_of_holomorphic_functions():
+    z = np.array([1 + 2j, 0.5 - 1j])
+    for transform in (rlx.jacfwd, rlx.jacrev):
+        close(np.asarray(transform(lambda z: z**3, holomorphic=True)(z)), np.diag(3 * z**2))
+        with pytest.raises(rlx.RlxError, match="holomorphic=True needs complex"):
+            transform(lambda x: x**2, holomorphic=True)(X)
+    close(np.asarray(rlx.hessian(lambda z: rnp.sum(z**3), holomorphic=True)(z)), np.diag(6 * z))

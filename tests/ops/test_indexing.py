@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import rlx
 from rlx import ops
 from rlx.errors import OpError, ShapeError
 from rlx.ir.graph import Graph
@@ -231,3 +232,30 @@ def _input(dims, dtype="f32"):
 def test_errors_name_the_problem(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+SEGMENTS = np.array([0, 0, -1, 3, 9])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int8"])
+@pytest.mark.parametrize(
+    ("name", "join", "start"),
+    [("sum", np.add, 0), ("prod", np.multiply, 1), ("max", np.maximum, "min"), ("min", np.minimum, "max")],
+)
+def test_segments_are_joined(both, name, join, start, dtype):
+    """Ids that are negative or too large do not count; a segment without rows holds the identity."""
+    rows = rng.integers(1, 5, (5, 2)).astype(dtype)
+    if isinstance(start, str):
+        start = getattr(np.iinfo(dtype), start) if dtype != "float32" else {"min": -np.inf, "max": np.inf}[start]
+    expected = np.full((5, 2), start, dtype)
+    expected[0], expected[3] = join(rows[0], rows[1]), rows[3]
+    result = both(lambda x, i: getattr(ops, f"segment_{name}")(x, i, 5), rows, SEGMENTS)
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_the_number_of_segments():
+    np.testing.assert_array_equal(ops.segment_sum(np.ones(3), np.uint8([0, 2, 2])), [1, 0, 2])
+    with pytest.raises(OpError, match="give num_segments="):
+        rlx.jit(lambda x, i: ops.segment_sum(x, i))(np.ones(5), SEGMENTS)
+    with pytest.raises(ShapeError, match="one integer for each row"):
+        ops.segment_max(np.ones(3), np.ones(3), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import rlx
 from rlx import debug
 from rlx.errors import OpError
 from rlx.ir.serialize import from_json, to_json
@@ -60,3 +61,32 @@ def test_ops_with_effects_inside_have_an_effect():
     assert parse(show(printing)) == printing
     assert from_json(to_json(printing)) == printing
     assert [n.op.effect for n in silent.nodes if n.op.mnemonic == "scan"] == [False]
+
+
+def test_callbacks_see_every_pass():
+    """Trees of values, in loops, in branches that are taken, under vmap and grad; and without any value."""
+    seen = []
+
+    @rlx.jit
+    def f(x):
+        rlx.debug.callback(lambda: seen.append("start"))
+
+        def step(i, c):
+            rlx.debug.callback(lambda d, *, at: seen.append((int(at), float(d["c"]))), {"c": c}, at=i)
+            return c * 2
+
+        return rlx.fori_loop(0, 3, step, x)
+
+    assert f(np.float32(1)) == 8
+    assert seen == ["start", (0, 1.0), (1, 2.0), (2, 4.0)]
+    seen.clear()
+    rlx.debug.callback(seen.append, 5)
+    assert seen == [5]
+    seen.clear()
+
+    def g(x):
+        rlx.debug.callback(lambda v: seen.append(float(v)), x)
+        return x * x
+
+    np.testing.assert_array_equal(rlx.jit(rlx.vmap(rlx.grad(g)))(np.float32([1, 2])), [2, 4])
+    assert seen == [1, 2]

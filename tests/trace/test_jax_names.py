@@ -259,6 +259,39 @@ def test_lax_conv_with_named_axes():
     np.testing.assert_allclose(plain.transpose(0, 2, 3, 1), found, rtol=1e-6)
 
 
+def test_groups_of_images_and_named_places():
+    rng = np.random.default_rng(3)
+    images, kernels = rng.normal(size=(4, 5, 6, 3)), rng.normal(size=(2, 2, 3, 6))
+    letters = ("NHWC", "HWIO", "NHWC")
+    found = lax.conv_general_dilated(images, kernels, (1, 1), "VALID", None, None, letters, 1, 2)
+    parts = [
+        lax.conv_general_dilated(images[2 * g : 2 * g + 2], kernels[..., 3 * g : 3 * g + 3], (1, 1), "VALID",
+                                 dimension_numbers=letters)
+        for g in (0, 1)
+    ]  # fmt: skip
+    np.testing.assert_allclose(found, np.concatenate(parts, -1), rtol=1e-12)
+    places = lax.conv_dimension_numbers(images.shape, kernels.shape, letters)
+    assert tuple(places) == ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+    named = [
+        lax.conv_general_dilated(images, kernels, (2, 1), "SAME_LOWER", dimension_numbers=numbers,
+                                 precision=(lax.Precision.DEFAULT, lax.Precision.HIGHEST))
+        for numbers in (letters, places)
+    ]  # fmt: skip
+    padded = lax.conv_general_dilated(images, kernels, (2, 1), [(1, 0), (1, 0)], dimension_numbers=letters)
+    np.testing.assert_array_equal(*named)
+    np.testing.assert_allclose(named[0], padded, rtol=1e-12)
+    with pytest.raises(OpError, match="needs 4 letters each"):
+        lax.conv_general_dilated(images, kernels, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHW"))
+
+
+def test_lax_rounds_halves_away_from_zero():
+    x = np.float32([0.5, 1.5, -2.5, 0.49999997, 8388609.0, -0.2, np.inf, np.nan])
+    wanted = np.float32([1, 2, -3, 0, 8388609, -0.0, np.inf, np.nan])
+    for round in (lax.round, rlx.jit(lax.round)):
+        np.testing.assert_array_equal(np.asarray(round(x)).view("i4"), wanted.view("i4"))
+    np.testing.assert_array_equal(lax.round(x[:3], lax.RoundingMethod.TO_NEAREST_EVEN), [0, 2, -2])
+
+
 def test_lax_says_what_a_window_can_be():
     with pytest.raises(OpError, match=r"lax\.add, lax\.mul"):
         lax.reduce_window(X, 0.0, lambda a, b: a - b, (1, 2), (1, 1), "VALID")
@@ -275,7 +308,7 @@ def test_names_of_jax_itself():
     for like in (X, rlx.Spec((2, 3))):
         (found,) = rlx.linear_transpose(lambda x: 2 * x[:, 0], like)(np.float32([1, 5]))
         np.testing.assert_array_equal(found, [[2, 0, 0], [10, 0, 0]])
-    assert rlx.scipy.linalg.cho_factor is rlx.linalg.cho_factor
+    assert rlx.scipy.linalg.expm is rlx.linalg.expm
     assert rlx.flatten_util.ravel_pytree is rlx.tree.ravel_pytree
 
 

@@ -91,6 +91,18 @@ def test_arguments_are_donated_by_number_and_by_name(donated):
     assert [list(graph.aliases.values()) for graph in graphs] == [["state"], ["state"]]
 
 
+@pytest.mark.parametrize("wrap", [rnp.asarray, rlx.device_put, lambda x: rnp.asarray(memoryview(x))])
+def test_donating_an_array_leaves_the_numpy_array_it_was_made_of(wrap):
+    """`asarray` does not copy, and whoever made the NumPy array may still read it."""
+    step = jit(lambda x: x + 1, donate_argnums=0)
+    mine = np.arange(8, dtype="f4")
+    result = step(wrap(mine))
+    np.testing.assert_array_equal(mine, np.arange(8))
+    again = step(result)
+    assert np.shares_memory(again, result)
+    np.testing.assert_array_equal(again, np.arange(8) + 2)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -29,13 +29,20 @@ from rlx.trace.tracing import entered
 class _CustomFunction:
     """What `custom_jvp` and `custom_vjp` share: how the function is called.
 
-    Arguments in `nondiff_argnums` are passed to the function and to its rules as they are; they are not traced.
+    Arguments in `nondiff_argnums` and `nondiff_argnames` are passed to the function and to its rules as they are; they
+    are not traced.
     """
 
-    def __init__(self, fun: Function, nondiff_argnums: int | Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        fun: Function,
+        nondiff_argnums: int | Iterable[int] = (),
+        nondiff_argnames: str | Iterable[str] = (),
+    ) -> None:
         functools.update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(sorted(nondiff_argnums))
+        numbers = {nondiff_argnums} if isinstance(nondiff_argnums, int) else {*nondiff_argnums}
+        self.nondiff = tuple(sorted(numbers | _positions(fun, nondiff_argnames)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -61,6 +68,22 @@ class _CustomFunction:
 
     def _rule(self, constants: tuple[Any, ...], in_tree: TreeDef, out_tree: TreeDef) -> DerivativeRule:
         raise NotImplementedError
+
+
+def _positions(fun: Function, names: str | Iterable[str]) -> set[int]:
+    """Where the parameters of these names stand."""
+    import inspect
+
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    if not wanted:
+        return set()
+    there = [*inspect.signature(fun).parameters]
+    for name in wanted:
+        if name not in there:
+            raise AutodiffError(
+                f"{function_name(fun)}: nondiff_argnames: there is no argument {name!r}; there are {', '.join(there)}"
+            )
+    return {there.index(name) for name in wanted}
 
 
 def _positional(fun: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -280,11 +303,23 @@ class _VjpRule(DerivativeRule):
         return [*gradients, *filled([None] * len(captured), captured)]
 
 
-def checkpoint(fun: Function | None = None, static_argnums: int | Iterable[int] = ()) -> Any:
+def checkpoint(
+    fun: Function | None = None,
+    static_argnums: int | Iterable[int] = (),
+    *,
+    prevent_cse: bool = True,
+    policy: None = None,
+) -> Any:
     """`fun`, whose intermediate values are not kept for reverse mode but computed again; also a decorator.
 
-    Static arguments are passed as they are.
+    Static arguments are passed as they are. No compiler here undoes the recomputation, so that JAX's `prevent_cse` is
+    accepted and changes nothing.
     """
+    if policy is not None:
+        raise AutodiffError(
+            "checkpoint: policy= is not supported; values that are to be kept stay outside: give checkpoint only the "
+            "functions whose values are to be computed again"
+        )
     return _called_through(Checkpoint, fun, static_argnums)
 
 

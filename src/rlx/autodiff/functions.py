@@ -170,20 +170,23 @@ def linearize(fn: Function, *primals: Any, has_aux: bool = False) -> Any:
     return split_jvp(fn, primals, has_aux)
 
 
-def jacrev(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
-    """The Jacobian by reverse mode: for each output leaf `[*output, *input]` per input leaf."""
+def jacrev(fn: Function, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
+    """The Jacobian by reverse mode: for each output leaf `[*output, *input]` per input leaf.
+
+    With `holomorphic`, arguments and results are complex, and it is the derivative df/dz, as it is by `jacfwd`.
+    """
     from rlx.autodiff.jacobians import reverse_jacobian
 
-    return reverse_jacobian(fn, argnums, has_aux)
+    return reverse_jacobian(fn, argnums, has_aux, holomorphic)
 
 
-def jacfwd(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+def jacfwd(fn: Function, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
     """The Jacobian by forward mode; the same values as `jacrev`, cheaper when there are few inputs."""
     from rlx.autodiff.jacobians import forward_jacobian
 
-    return forward_jacobian(fn, argnums, has_aux)
+    return forward_jacobian(fn, argnums, has_aux, holomorphic)
 
 
-def hessian(fn: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
+def hessian(fn: Function, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
     """The second derivatives of a scalar function, forward over reverse."""
-    return jacfwd(jacrev(fn, argnums, has_aux), argnums, has_aux)
+    return jacfwd(jacrev(fn, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)

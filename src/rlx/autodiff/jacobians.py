@@ -13,12 +13,13 @@ from rlx.autodiff.vectorize import vmap
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
 from rlx.ir.tensor import Tensor, lift
+from rlx.ops.pointwise.complex_numbers import conjugate
 from rlx.ops.shape.movement import narrow, reshape
 from rlx.trace.arguments import function_name
 from rlx.trace.pytree import tree_flatten, tree_leaves, tree_map, tree_structure
 
 
-def reverse_jacobian(fn: Function, argnums: Argnums, has_aux: bool) -> Function:
+def reverse_jacobian(fn: Function, argnums: Argnums, has_aux: bool, holomorphic: bool) -> Function:
     """See `rlx.jacrev`."""
 
     def build(graph: Graph, arguments: Arguments) -> Any:
@@ -26,7 +27,12 @@ def reverse_jacobian(fn: Function, argnums: Argnums, has_aux: bool) -> Function:
         chosen, partial, primals = _selected("jacrev", fn, argnums, args, kwargs, graph)
         value, pull, *aux = vjp(partial, *primals, has_aux=has_aux)
         outputs, out_tree = tree_flatten(value)
+        if holomorphic:
+            _require_complex("jacrev", partial, [*tree_leaves(primals), *outputs])
         rows = vmap(pull)(out_tree.unflatten(_basis(outputs, "jacrev")))
+        if holomorphic:
+            # What is pulled back is the conjugate of the derivative.
+            rows = tree_map(conjugate, rows)
         blocks = [_split(leaf, outputs, 0) for leaf in tree_leaves(rows)]
         jacobian = out_tree.unflatten(
             _per_argument(args, chosen, argnums, [pieces[i] for pieces in blocks]) for i in range(len(outputs))
@@ -36,7 +42,7 @@ def reverse_jacobian(fn: Function, argnums: Argnums, has_aux: bool) -> Function:
     return transformed(fn, build, "jacrev", select_positions(argnums))
 
 
-def forward_jacobian(fn: Function, argnums: Argnums, has_aux: bool) -> Function:
+def forward_jacobian(fn: Function, argnums: Argnums, has_aux: bool, holomorphic: bool) -> Function:
     """See `rlx.jacfwd`."""
 
     def build(graph: Graph, arguments: Arguments) -> Any:
@@ -44,6 +50,8 @@ def forward_jacobian(fn: Function, argnums: Argnums, has_aux: bool) -> Function:
         chosen, partial, primals = _selected("jacfwd", fn, argnums, args, kwargs, graph)
         value, push, *aux = linearize(partial, *primals, has_aux=has_aux)
         inputs, in_tree = tree_flatten(primals)
+        if holomorphic:
+            _require_complex("jacfwd", partial, [*inputs, *tree_leaves(value)])
         columns = vmap(push, out_axes=-1)(*in_tree.unflatten(_basis(inputs, "jacfwd")))
         blocks = [_split(leaf, inputs, -1) for leaf in tree_leaves(columns)]
         jacobian = tree_structure(value).unflatten(_per_argument(args, chosen, argnums, pieces) for pieces in blocks)
@@ -73,6 +81,15 @@ def _selected(
                 "derivatives. Convert it with .astype('float32'), or leave it out of argnums"
             )
     return chosen, partial, primals
+
+
+def _require_complex(what: str, fn: Function, values: Sequence[Tensor]) -> None:
+    for x in values:
+        if not x.dtype.is_complex:
+            raise AutodiffError(
+                f"{what}({function_name(fn)}): holomorphic=True needs complex arguments and results, one is {x.type}; "
+                "convert it with .astype('complex64')"
+            )
 
 
 def _count(value: Tensor, what: str) -> int:

@@ -24,6 +24,16 @@ from rlx.errors import OpError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.shape import Size, normalize_axis
 from rlx.lax import linalg as linalg
+from rlx.lax.convolutions import ConvDimensionNumbers as ConvDimensionNumbers
+from rlx.lax.convolutions import Precision as Precision
+from rlx.lax.convolutions import PrecisionLike as PrecisionLike
+from rlx.lax.convolutions import conv as conv
+from rlx.lax.convolutions import conv_dimension_numbers as conv_dimension_numbers
+from rlx.lax.convolutions import conv_general_dilated as conv_general_dilated
+from rlx.lax.convolutions import conv_general_dilated_patches as conv_general_dilated_patches
+from rlx.lax.convolutions import conv_transpose as conv_transpose
+from rlx.lax.convolutions import conv_with_general_padding as conv_with_general_padding
+from rlx.lax.convolutions import precision_word
 from rlx.lax.named_arguments import broadcast_in_dim as broadcast_in_dim
 from rlx.lax.named_arguments import dynamic_index_in_dim as dynamic_index_in_dim
 from rlx.lax.named_arguments import dynamic_slice as dynamic_slice
@@ -46,8 +56,6 @@ from rlx.lax.special import igamma_grad_a as igamma_grad_a
 from rlx.lax.special import igammac as igammac
 from rlx.lax.special import polygamma as polygamma
 from rlx.lax.special import zeta as zeta
-from rlx.lax.windows import conv_general_dilated_patches as conv_general_dilated_patches
-from rlx.lax.windows import conv_transpose as conv_transpose
 from rlx.lax.windows import padtype_to_pads as padtype_to_pads
 from rlx.lax.windows import reduce_window as reduce_window
 from rlx.numpy.manipulation import broadcast_shapes as broadcast_shapes
@@ -134,16 +142,34 @@ population_count = ops.popcount
 psum_scatter = ops.reduce_scatter
 reciprocal = ops.recip
 reduce_and, reduce_or = ops.reduce_all, ops.reduce_any
-round = ops.round_
 shift_right_arithmetic = ops.shift_right
 
 
-class Precision(enum.StrEnum):
-    """How exactly products of f32 are formed; the words themselves are accepted everywhere too."""
+class FftType(enum.StrEnum):
+    """Which Fourier transform `fft` is; the words themselves are accepted too."""
 
-    DEFAULT = "default"
-    HIGH = "high"
-    HIGHEST = "highest"
+    FFT = "FFT"
+    IFFT = "IFFT"
+    RFFT = "RFFT"
+    IRFFT = "IRFFT"
+
+
+class RoundingMethod(enum.IntEnum):
+    """Where a number halfway between two integers is rounded to."""
+
+    AWAY_FROM_ZERO = 0
+    TO_NEAREST_EVEN = 1
+
+
+def round(x: Any, rounding_method: RoundingMethod | int = RoundingMethod.AWAY_FROM_ZERO) -> Any:
+    """The nearest integer; from halfway the one further from zero, where `rlx.numpy.round` takes the even one."""
+    nearest = ops.round_(x)
+    if rounding_method == RoundingMethod.TO_NEAREST_EVEN:
+        return nearest
+    # Differences of a number and an integer near it are exact, and gradients pass through `nearest` alone.
+    is_halfway = ops.eq(ops.abs_(ops.sub(stop_gradient(x), stop_gradient(nearest))), 0.5)
+    away = ops.add(ops.trunc(stop_gradient(x)), ops.sign(stop_gradient(x)))
+    return ops.where(is_halfway, ops.add(nearest, ops.sub(away, stop_gradient(nearest))), nearest)
 
 
 def pshuffle(x: Any, axis_name: str, perm: Sequence[int]) -> Any:
@@ -434,47 +460,30 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
 # Products
 
 
-def dot(lhs: Any, rhs: Any, precision: str | None = None, preferred_element_type: DTypeLike | None = None) -> Any:
+def dot(lhs: Any, rhs: Any, precision: PrecisionLike = None, preferred_element_type: DTypeLike | None = None) -> Any:
     """Products of vectors and matrices."""
-    return ops.dot(lhs, rhs, precision=precision or "default", out_dtype=preferred_element_type)
+    return ops.dot(lhs, rhs, precision=precision_word(precision), out_dtype=preferred_element_type)
 
 
-def batch_matmul(lhs: Any, rhs: Any) -> Any:
+def batch_matmul(lhs: Any, rhs: Any, precision: PrecisionLike = None) -> Any:
     """Products of the matrices in the last two axes."""
-    return ops.matmul(lhs, rhs)
+    return ops.matmul(lhs, rhs, precision=precision_word(precision))
 
 
 def dot_general(
     lhs: Any,
     rhs: Any,
     dimension_numbers: tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]],
-    precision: str | None = None,
+    precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Any:
     """Sums of products over the contracting axes, one for every index of the batch axes."""
     (left, right), (left_batch, right_batch) = dimension_numbers
     return ops.dot_general(
         *(lhs, rhs, left, right, left_batch, right_batch),
-        precision=precision or "default",
+        precision=precision_word(precision),
         out_dtype=preferred_element_type,
     )
-
-
-def conv(lhs: Any, rhs: Any, window_strides: Sequence[int], padding: str) -> Any:
-    """The convolution of images [N, C, ...] with kernels [O, I, ...]."""
-    return conv_general_dilated(lhs, rhs, window_strides, padding)
-
-
-def conv_with_general_padding(
-    lhs: Any,
-    rhs: Any,
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int] | None,
-    rhs_dilation: Sequence[int] | None,
-) -> Any:
-    """The convolution of images [N, C, ...] with kernels [O, I, ...], with any padding and dilation."""
-    return conv_general_dilated(lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation)
 
 
 def ragged_dot(lhs: Any, rhs: Any, group_sizes: Any, preferred_element_type: DTypeLike | None = None) -> Any:
@@ -498,35 +507,3 @@ def fft(x: Any, fft_type: str, fft_lengths: Sequence[int]) -> Any:
     if chosen not in names:
         raise OpError(f"fft: fft_type is one of {', '.join(names)}, got {fft_type!r}")
     return getattr(transforms, names[chosen])(x, s=tuple(fft_lengths), axes=tuple(range(-len(fft_lengths), 0)))
-
-
-def conv_general_dilated(
-    lhs: Any,
-    rhs: Any,
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: tuple[str, str, str] | None = None,
-    feature_group_count: int = 1,
-    preferred_element_type: DTypeLike | None = None,
-) -> Any:
-    """A convolution; `dimension_numbers` such as ("NHWC", "HWIO", "NHWC") name the axes of image, kernel and result."""
-    rank = len(dims_of(lhs))
-    if dimension_numbers is not None:
-        image, kernel, result = dimension_numbers
-        space = "".join(axis for axis in image if axis not in "NC")
-        lhs = ops.transpose(lhs, [image.index(a) for a in "NC" + space])
-        rhs = ops.transpose(rhs, [kernel.index(a) for a in "OI" + space])
-    strided = [1] * (rank - 2)
-    made = ops.conv(
-        *(lhs, rhs, window_strides),
-        padding.lower() if isinstance(padding, str) else padding,
-        rhs_dilation or strided,
-        feature_group_count,
-        lhs_dilation=lhs_dilation or strided,
-        out_dtype=preferred_element_type,
-    )
-    if dimension_numbers is None:
-        return made
-    return ops.transpose(made, [("NC" + space).index(a) for a in result])

@@ -16,7 +16,7 @@ from rlx.ir.shape import Size
 from rlx.ir.tensor import Tensor, constant_data, current_scope, is_python_scalar, lift
 from rlx.numpy.arguments import array_function, axis_of, convert, dims_from, inexact, operand, rank_of
 from rlx.ops.define.operands import common_dtype, dims_of, dtype_of
-from rlx.runtime.arrays import Array, as_array
+from rlx.runtime.arrays import Array, as_array, as_borrowed_array
 from rlx.runtime.device_arrays import DeviceArray, device_put
 
 # Kinds of memory, as DLPack numbers them: the host's, and that of NVIDIA's GPUs, which the host may see.
@@ -78,7 +78,10 @@ def asarray(obj: Any, /, dtype: DTypeLike | None = None, *, device: Any = None, 
         array = np.array(array)
     scope = current_scope()
     # The caller's own object is lifted where it can be: an array used twice is then one constant.
-    return as_array(array) if scope is None else lift(obj if array is obj else array, scope.graph)
+    if scope is not None:
+        return lift(obj if array is obj else array, scope.graph)
+    is_new = array is not obj and array.base is None
+    return as_array(array) if is_new else as_borrowed_array(array)
 
 
 class _Arrays(type):

@@ -34,6 +34,7 @@ from rlx.ops.shape.dynamic_slices import *
 from rlx.ops.shape.indexing import *
 from rlx.ops.shape.movement import *
 from rlx.ops.shape.rearrange import *
+from rlx.ops.shape.segments import *
 from rlx.ops.shape.selection import *
 from rlx.ops.shape.subscript import *
 

@@ -96,6 +96,15 @@ def as_array(value: Any) -> Array:
     return array
 
 
+def as_borrowed_array(value: Any) -> Array:
+    """`value`, at which its maker may still look, as an `rlx.Array`: donated, it is copied before it is overwritten."""
+    if isinstance(value, Array) or not isinstance(value, np.ndarray):
+        return as_array(value)
+    kept = value.view()
+    kept.flags.writeable = False
+    return as_array(kept)
+
+
 def given_away(value: Any) -> np.ndarray[Any, Any]:
     """An argument whose memory its caller gives to the program: an `rlx.Array` may then be written into.
 

@@ -27,7 +27,7 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import constant_data, emit_into
 from rlx.ops.tensor_methods import TensorMethods
-from rlx.runtime.arrays import as_array
+from rlx.runtime.arrays import as_array, as_borrowed_array
 from rlx.sharding import NamedSharding
 from rlx.trace.jit import jit
 from rlx.trace.shardings import shardings_of
@@ -211,7 +211,10 @@ def device_put(value: Any, device: Any = None) -> Any:
 
 def _put(value: Any, space: MemorySpace | None) -> Any:
     if space is None:
-        return as_array(np.asarray(value)) if isinstance(value, DeviceArray) else as_array(constant_data(value).array)
+        if isinstance(value, DeviceArray):
+            return as_array(np.asarray(value))
+        array = constant_data(value).array
+        return as_borrowed_array(array) if array is value else as_array(array)
     if isinstance(value, DeviceArray):
         if value.device == space.device:
             return value

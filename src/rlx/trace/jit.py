@@ -466,6 +466,9 @@ def jit(
     in_shardings: Any = None,
     out_shardings: Any = None,
     donate_argnames: str | Iterable[str] = (),
+    *,
+    inline: bool = False,
+    keep_unused: bool = False,
 ) -> Any:
     """`fn` as a compiled program over trees of arrays; also a decorator, with or without options.
 
@@ -475,7 +478,9 @@ def jit(
     the program becomes a part of that one.
 
     With shardings the program is divided over the devices of their mesh by XLA: one for all arguments (or results), or
-    a tree of them above the arguments (a tuple, one for each) or the results; None leaves the choice to XLA.
+    a tree of them above the arguments (a tuple, one for each) or the results; None leaves the choice to XLA. Functions
+    inside of others become parts of them, and arguments stay whether they are used or not: JAX's `inline` and
+    `keep_unused` are accepted and change nothing.
     """
     options = (static_argnums, static_argnames, donate_argnums, device, in_shardings, out_shardings, donate_argnames)
     if fn is None:
