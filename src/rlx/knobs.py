@@ -31,6 +31,8 @@ _NO_VALUES: _Values = {}
 _scoped: ContextVar[_Values] = ContextVar("rlx_knobs", default=_NO_VALUES)
 _process: _Values = _NO_VALUES
 _process_lock = fork_safe_lock()
+# Called when the process has other values: by those who keep what they once asked for.
+watchers: list[Callable[[], None]] = []
 
 
 class Knob(Generic[_T]):
@@ -231,12 +233,14 @@ class Knobs:
         accepted = _accepted(values)
         with _process_lock:
             _process = {**_process, **accepted}
+        _tell_watchers()
 
     def reset(self) -> None:
         """Forget what `set` was told."""
         global _process
         with _process_lock:
             _process = _NO_VALUES
+        _tell_watchers()
 
     def values(self) -> dict[str, object]:
         """All values in force here."""
@@ -250,6 +254,15 @@ class Knobs:
             default = "unset" if knob.default is None else f"`{knob.default}`"
             rows.append(f"| `{knob.name}` | {variables} | {default} | {knob.doc} |")
         return "\n".join(rows) + "\n"
+
+
+def _tell_watchers() -> None:
+    for watcher in watchers:
+        watcher()
+
+
+# What a knob has here says nothing but the process: no `with` around it.
+NOT_SCOPED = (_scoped, _NO_VALUES)
 
 
 def all_knobs() -> list[Knob[object]]:

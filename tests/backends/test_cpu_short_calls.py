@@ -1,6 +1,7 @@
 """Short calls: the same results and refusals as the road that all programs take, whatever the arguments are."""
 
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -10,6 +11,7 @@ import pytest
 
 import rlx
 from rlx.backends.cpu import short_calls
+from rlx.backends.cpu.executor_call import Record
 from rlx.backends.cpu.short_calls import LONGEST_NS, has_short_calls
 from rlx.errors import BindingError, NanFound, OpError
 from rlx.runtime.arrays import Array, as_array
@@ -170,7 +172,7 @@ def test_measured_runs_have_times():
 
 def test_only_what_ends_soon_is_called_so(monkeypatch):
     compiled = sum_and_product()
-    big = {name: np.ones((100_000, 4), "f4") for name in "xy"}
+    big = {name: np.ones((short_calls.LARGEST_RESULT // 16 + 1, 4), "f4") for name in "xy"}
     settled(lambda: compiled.run(pair()))
     for _ in range(5):
         compiled.run(big)
@@ -186,6 +188,77 @@ def test_only_what_ends_soon_is_called_so(monkeypatch):
         fn(argument)
         (made,) = fn._compiled.values()
         assert not has_short_calls(made.compiled_graph.executable._main.program)
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65, 1023, 4097])
+def test_larger_results_begin_at_cache_lines(rows):
+    compiled = sum_and_product()
+    given = pair(rows)
+    settled(lambda: compiled.run(given))
+    call = compiled._short.call
+    for _ in range(5):
+        outputs = call(given["x"], given["y"])
+        check(outputs, given)
+        for output in outputs:
+            usual = as_array(np.array(output)).view(Array)
+            assert output.flags.num == usual.flags.num and output.shape == (rows, 4) and output.dtype == np.float32
+            assert output.ctypes.data % 64 == 0 or output.nbytes <= 1024
+            assert type(output.base) is np.ndarray and output.base.flags.owndata and output.base.flags.writeable
+
+
+@pytest.fixture
+def two_threads():
+    rlx.knobs.set(threads=2)
+    yield
+    rlx.knobs.reset()
+
+
+def shared_call(compiled, given):
+    """The call of a program that threads share, once it is known; another process may have had the CPU meanwhile."""
+    settled(lambda: compiled.run(given))
+    assert compiled._short is not None
+    return compiled._short.call
+
+
+def test_programs_with_enough_work_are_shared_by_threads(two_threads):
+    compiled = sum_and_product()
+    given = pair(20_000)
+    x, y = given.values()
+    call = shared_call(compiled, given)
+    assert call.__self__[Record.THREADS] == 2
+    for _ in range(50):
+        check(call(x, y), given)
+    for scope in (rlx.threads(1), rlx.knobs(threads=1)):
+        with scope:
+            assert call(x, y) is None
+            check(compiled.run(given), given)
+    check(call(x, y), given)
+    rlx.knobs.set(threads=1)
+    assert call(x, y) is None
+    alone = shared_call(compiled, given)
+    assert alone.__self__[Record.THREADS] == 1
+    check(alone(x, y), given)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_does_not_use_the_workers_of_its_parent(two_threads):
+    compiled = sum_and_product()
+    given = pair(20_000)
+    x, y = given.values()
+    call = shared_call(compiled, given)
+    child = os.fork()
+    if child == 0:
+        problem = 1
+        try:
+            assert call(x, y) is None
+            for _ in range(20):
+                check(compiled.run(given), given)
+            problem = 0
+        finally:
+            os._exit(problem)
+    assert os.waitpid(child, 0)[1] == 0
+    check(call(x, y), given)
 
 
 def test_nothing_is_kept_and_nothing_is_lost():
@@ -218,6 +291,27 @@ def test_threads_have_results_of_their_own():
             problems.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+
+
+def test_callers_in_many_threads_share_one_pool(two_threads):
+    compiled = sum_and_product()
+    shared_call(compiled, pair(20_000))
+    problems = []
+
+    def work(seed):
+        given = pair(20_000, seed)
+        try:
+            for _ in range(50):
+                check(compiled.run(given), given)
+        except AssertionError as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -6,13 +6,15 @@ It is a function in CPython's own calling convention (`METH_FASTCALL`); `short_c
 array of words, the record below. Everything that a run needs is done here, while no other Python code can run: types
 and shapes of arguments are compared with those that the record is for, results are made by NumPy, addresses go to
 their places, kernels run one after the other in this thread. None means that something was not as expected: nothing has
-been done then, and the road for all programs is to be taken.
+been done then, and the road for all programs is to be taken. Programs with enough work to share are run by the
+threads of the pool together, as all are; they hold the GIL too, which no worker needs.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.cpu.executor_layout import Job
 from rlx.backends.cpu.executor_words import Function
 
 # Of NumPy's interface for extension modules.
@@ -34,8 +36,10 @@ class Record:
     NONE, NDARRAY, RESULT_CLASS = range(3)
     INCREF, DECREF, NEW_LIST, NEW_ARRAY, GET_VARIABLE = range(3, 8)
     JOB, SEGMENT = 8, 9
-    GUARDS, GUARD_COUNT, INPUTS, INPUT_COUNT, OUTPUTS, OUTPUT_COUNT, CHECKS, CHECK_COUNT = range(10, 18)
-    WORDS = 18
+    # How many threads run it, the pool that they are of, and a word that says by another value that both are old.
+    THREADS, POOL, CHANGES_AT, CHANGES = range(10, 14)
+    GUARDS, GUARD_COUNT, INPUTS, INPUT_COUNT, OUTPUTS, OUTPUT_COUNT, CHECKS, CHECK_COUNT = range(14, 22)
+    WORDS = 22
 
 
 class Guard:
@@ -46,10 +50,11 @@ class Guard:
 
 
 class Operand:
-    """An input or an output: its dtype, shape, where its address goes, and what of it must be 0 in an input's."""
+    """An input or an output: its dtype, shape, where its address goes, and what of it must be 0. Of an output also the
+    array that is made for it, in which it begins at the first such address."""
 
-    DTYPE, RANK, DIMS, PLACE, UNALIGNED = range(5)
-    WORDS = 5
+    DTYPE, RANK, DIMS, PLACE, UNALIGNED, BLOCK_DTYPE, BLOCK_RANK, BLOCK_DIMS = range(8)
+    WORDS = 8
 
 
 class Check:
@@ -80,6 +85,8 @@ class _Call:
             self.compare(self.object_at(self.arguments, i), self.part(Record.INPUTS, Operand.WORDS, i))
         with f.each(f.field(record, Record.GUARD_COUNT)) as i:
             self.look_at(self.part(Record.GUARDS, Guard.WORDS, i))
+        changes = f.load(f.pointer(record, Record.CHANGES_AT))
+        self.gives_up_if(f.b.icmp_signed("!=", changes, f.field(record, Record.CHANGES)))
         # Making an object may run any Python code, this very function included: addresses are written afterwards.
         outputs = f.field(record, Record.OUTPUT_COUNT)
         results = self.call(Record.NEW_LIST, [outputs])
@@ -91,12 +98,27 @@ class _Call:
             self.place(self.object_at(self.arguments, i), self.part(Record.INPUTS, Operand.WORDS, i))
         with f.each(outputs) as i:
             self.place(self.object_at(items, i), self.part(Record.OUTPUTS, Operand.WORDS, i))
-        segment = f.pointer(record, Record.SEGMENT)
-        f.b.call(self.module.relocate, [f.pointer(record, Record.JOB), segment])
-        f.b.call(self.module.perform, [segment])
+        self.perform()
         with f.each(f.field(record, Record.CHECK_COUNT)) as i:
             self.require_flags(self.part(Record.CHECKS, Check.WORDS, i), results)
         f.b.ret(results)
+
+    def perform(self) -> None:
+        """Run the only segment: on this thread, or from its first ticket on by all together."""
+        f, record = self.f, self.record
+        job, segment = f.pointer(record, Record.JOB), f.pointer(record, Record.SEGMENT)
+        threads = f.field(record, Record.THREADS)
+        with f.b.if_else(f.b.icmp_signed("<=", threads, self.i64(1))) as (alone, together):
+            with alone:
+                f.b.call(self.module.relocate, [job, segment])
+                f.b.call(self.module.perform, [segment])
+            with together:
+                f.b.store(self.i64(0), f.word(job, Job.NEXT))
+                f.b.store(self.i64(0), f.word(job, Job.COMPLETED))
+                pool = f.pointer(record, Record.POOL)
+                with f.forever() as running:
+                    goes_on = f.b.call(self.module.run, [pool, job, threads])
+                    running.leave_if(f.b.icmp_signed("==", goes_on, self.i64(0)))
 
     def part(self, field: int, words: int, number: Any) -> Any:
         return self.f.word(self.f.pointer(self.record, field), self.f.b.mul(number, self.i64(words)))
@@ -163,18 +185,24 @@ class _Call:
     def make(self, wanted: Any, item: Any, results: Any) -> None:
         """An array as NumPy makes them, and a view of it that cannot be written through, which is the result."""
         f = self.f
-        memory = self.new_array(Record.NDARRAY, wanted, self.null, 0)
+        memory = self.new_array(Record.NDARRAY, wanted, Operand.BLOCK_DTYPE, self.null, 0)
         self.fails_if_null(memory, results)
-        view = self.new_array(Record.RESULT_CLASS, wanted, f.pointer(memory, PyObjects.DATA), CONTIGUOUS | ALIGNED)
+        rest = f.field(wanted, Operand.UNALIGNED)
+        start = f.b.and_(f.b.add(f.field(memory, PyObjects.DATA), rest), f.b.not_(rest))
+        data = f.b.inttoptr(start, self.module.address)
+        view = self.new_array(Record.RESULT_CLASS, wanted, Operand.DTYPE, data, CONTIGUOUS | ALIGNED)
         self.fails_if_null(view, memory, results)
         f.b.store(f.b.ptrtoint(memory, self.i64), f.word(view, PyObjects.BASE))
         f.b.store(f.b.ptrtoint(view, self.i64), item)
 
-    def new_array(self, kind: int, wanted: Any, data: Any, flags: int) -> Any:
+    def new_array(self, kind: int, wanted: Any, what: int, data: Any, flags: int) -> Any:
+        """An array of a dtype, a rank and sizes that lie in `wanted` from `what` on."""
         f = self.f
+        is_block = what == Operand.BLOCK_DTYPE
+        rank_at, dims_at = (Operand.BLOCK_RANK, Operand.BLOCK_DIMS) if is_block else (Operand.RANK, Operand.DIMS)
         # The array keeps the dtype that it is given.
-        dtype = self.incremented(f.pointer(wanted, Operand.DTYPE))
-        rank, dims = f.b.trunc(f.field(wanted, Operand.RANK), self.i32), f.pointer(wanted, Operand.DIMS)
+        dtype = self.incremented(f.pointer(wanted, what))
+        rank, dims = f.b.trunc(f.field(wanted, rank_at), self.i32), f.pointer(wanted, dims_at)
         cls = f.pointer(self.record, kind)
         return self.call(Record.NEW_ARRAY, [cls, dtype, rank, dims, self.null, data, self.i32(flags), self.null])
 

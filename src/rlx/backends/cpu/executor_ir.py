@@ -54,7 +54,7 @@ class _Module:
         self.perform = self.build_perform()
         self.enter = self.build_enter()
         self.walk = self.build_walk()
-        self.build_run()
+        self.run = self.build_run()
         self.build_serve()
         self.build_dismiss()
         build_call(self)
@@ -302,7 +302,7 @@ class _Module:
         f.b.ret_void()
         return f.function
 
-    def build_run(self) -> None:
+    def build_run(self) -> Any:
         """run(pool, job, threads): goes on from the ticket where the job stands."""
         f = Function(self, "rlx.run", self.i64, self.address, self.address, self.i64)
         pool, job, threads = f.function.args
@@ -329,6 +329,7 @@ class _Module:
             f.atomic_store(self.i64(0), f.word(pool, PoolState.OWNER), "release")
         completed = f.atomic_load(f.word(job, Job.COMPLETED), "acquire")
         f.b.ret(f.b.zext(f.b.icmp_signed("<", completed, f.field(job, Job.TICKETS)), self.i64))
+        return f.function
 
     def invite(self, f: Function, pool: Any, job: Any, threads: Any) -> None:
         """Open the job and write to the mailboxes of as many workers as are wanted beside the caller."""

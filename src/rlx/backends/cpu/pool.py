@@ -17,7 +17,7 @@ import numpy as np
 
 from rlx.backends.cpu.executor import Executor
 from rlx.backends.cpu.executor_layout import LINE, Mailbox, PoolState, Spot, pool_words
-from rlx.backends.cpu.threads import MAX_THREADS, allowed_cpus
+from rlx.backends.cpu.threads import MAX_THREADS, allowed_cpus, note_change
 from rlx.backends.memory import aligned_words
 from rlx.backends.program.table_layout import WORD
 from rlx.locks import fork_safe_lock
@@ -51,13 +51,15 @@ class Pool:
         Between two calls no thread is inside the job: an exception that a signal handler raises here, as Ctrl-C does,
         leaves nothing behind.
         """
-        if threads > 1:
-            if len(self._workers) < threads - 1:
-                self._hire(threads - 1)
-            if self._is_closed:
-                threads = 1
+        threads = self.ready(threads)
         while self._native.run(self.address, job, threads):
             pass
+
+    def ready(self, threads: int) -> int:
+        """Have workers for a run on so many threads; how many it may use."""
+        if threads > 1 and len(self._workers) < threads - 1:
+            self._hire(threads - 1)
+        return 1 if self._is_closed else threads
 
     @property
     def workers(self) -> int:
@@ -67,6 +69,7 @@ class Pool:
         """End the workers; later runs are done by their callers alone."""
         with self._lock:
             self._is_closed = True
+            note_change()
             self._native.dismiss(self.address, len(self._workers))
         for worker in self._workers:
             worker.join(_EXIT_SECONDS)
@@ -118,6 +121,7 @@ def _forget_pool() -> None:
     """In a forked child: the memory stays as it was at the fork, and nobody is there to use it."""
     global _pool
     _pool = None
+    note_change()
 
 
 def _close_pool() -> None:

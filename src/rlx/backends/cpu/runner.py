@@ -19,7 +19,7 @@ from rlx.backends.cpu.context import Context, Contexts, TableRun
 from rlx.backends.cpu.executor import Executor, executor
 from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.short_calls import has_short_calls, short_call
-from rlx.backends.cpu.threads import thread_count
+from rlx.backends.cpu.threads import changes, thread_count
 from rlx.backends.donation import Held, HeldInput
 from rlx.backends.kernel_times import times
 from rlx.backends.memory import address_of, aligned_empty, fit, result_empty
@@ -143,10 +143,10 @@ class Runner:
         contexts = self._last_plain
         if not self.has_short_calls or contexts is None or contexts.params != params.symbolic_shapes:
             return None
-        key = (contexts.inputs, result_class, guards)
+        key = (contexts.inputs, result_class, guards, changes())
         known = params.short_calls.get(key)
         if known is None:
-            known = short_call(self._executor, contexts, params, result_class, guards)
+            known = short_call(self._executor, contexts, params, result_class, guards, self._threads)
             if known is not None:
                 if len(params.short_calls) >= KEPT_PLANS:
                     params.short_calls.clear()

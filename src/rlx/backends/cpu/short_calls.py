@@ -1,9 +1,10 @@
-"""Short calls: a small program as one built-in function of Python, from arrays to arrays, in about a microsecond.
+"""Short calls: a program that ends soon as one built-in function of Python, from arrays to arrays; around its kernels
+there is about a microsecond instead of six.
 
     call = short_call(executor(), contexts, params, result_class, guards)
     call(x, y)         # [results], or None: then nothing has been done, and the program must be run as all are
 
-Of a program that takes a microsecond or two, most of the time is Python's: looking at arguments, making results,
+Of a program that takes some microseconds, most of the time is Python's: looking at arguments, making results,
 getting into native code. `executor_call` does all of that in native code. A call is for arrays of one set of types and
 shapes, lies on one context that it has for itself, and holds the GIL, so that no two threads are ever inside of it;
 that is why only programs are called so that have been seen to end within `LONGEST_NS`.
@@ -15,6 +16,7 @@ their objects. Both are looked at once; where they are not as expected there are
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -27,7 +29,10 @@ from rlx.backends.cpu.context import Contexts
 from rlx.backends.cpu.executor import Executor
 from rlx.backends.cpu.executor_call import PyObjects
 from rlx.backends.cpu.executor_layout import Job
+from rlx.backends.cpu.pool import pool
+from rlx.backends.cpu.threads import CHANGES_AT, NOT_IN_SCOPES, changes, thread_count
 from rlx.backends.kernel_times import times
+from rlx.backends.memory import ALIGNMENT, SMALL_RESULT
 from rlx.backends.program.arena import Arenas
 from rlx.backends.program.command_table import Table
 from rlx.backends.program.params import CpuParams
@@ -37,10 +42,12 @@ from rlx.backends.program.table_layout import WORD
 
 # Threads of Python that wait for the GIL ask for it every 5 ms.
 LONGEST_NS = 100_000
-# Results are not placed at multiples of a cache line, as those of other runs are: no matter for small ones.
-LARGEST_RESULT = 16384
+# Of larger results every page is new, which takes longer than all else; and a call keeps what it has between kernels.
+LARGEST_RESULT, LARGEST_ARENA = 1 << 22, 1 << 20
 # Kernels whose time does not follow from the sizes of their operands: loops in registers.
 _ENDLESS_KINDS = ("rounds",)
+
+_BYTE = np.dtype(np.uint8)
 
 _METH_FASTCALL = 0x80
 _NEW_FROM_DESCR = 94  # the number of PyArray_NewFromDescr among NumPy's functions
@@ -89,10 +96,16 @@ def has_short_calls(program: Program) -> bool:
 
 
 def short_call(
-    executor: Executor, contexts: Contexts, params: CpuParams, result_class: type, guards: Guards
+    executor: Executor,
+    contexts: Contexts,
+    params: CpuParams,
+    result_class: type,
+    guards: Guards,
+    option: int | None,
 ) -> ShortCall | None:
     """The call for the shapes of some contexts; None if there is none because they are too large. It reads the params
-    where they are and does not keep them: who calls it has them, and they have it."""
+    where they are and does not keep them: who calls it has them, and they have it. `option` is the number of threads
+    that the program was compiled for."""
     plan, interface = contexts.plan, _interface()
     if interface is None or contexts.fastest_ns > LONGEST_NS or not _is_small(plan):
         return None
@@ -103,16 +116,27 @@ def short_call(
     stored = [number - len(program.inputs) for number in program.returned]
     places = [context.place_of(ARENA + 1 + number) for number in (*range(len(program.inputs)), *program.returned)]
     inputs = [(leaf.dtype, dims, leaf.align - 1) for leaf, dims in zip(program.inputs, contexts.inputs)]
-    outputs = [(dtype, dims, 0) for dims, dtype, _ in (plan.stored_sizes[number] for number in stored)]
+    outputs = [_output(dims, dtype, size) for dims, dtype, size in (plan.stored_sizes[number] for number in stored)]
     shapes = [np.array(dims, np.int64) for _, dims, _ in (*inputs, *outputs)]
     operands = [
         [id(dtype), len(dims), shape.ctypes.data, place, unaligned]
         for (dtype, dims, unaligned), shape, place in zip((*inputs, *outputs), shapes, places)
     ]
+    blocks = [_block(dims, dtype, rest) for dtype, dims, rest in outputs]
+    block_shapes = [np.array(dims, np.int64) for _, dims in blocks]
+    for row, (dtype, dims), shape in zip(operands[len(inputs) :], blocks, block_shapes):
+        row += [id(dtype), len(dims), shape.ctypes.data]
+    for row in operands[: len(inputs)]:
+        row += [0, 0, 0]
+    # Before anybody is asked how many threads there are: what changes meanwhile is seen.
+    known = changes()
+    workers, width = pool(executor), context.tables[0].width
+    threads = workers.ready(min(width, thread_count(option))) if width > 1 else 1
+    depends = NOT_IN_SCOPES if width > 1 else ()
     parts = [
         np.array(rows, np.int64)
         for rows in (
-            [(id(variable), id(value)) for variable, value in (*guards, (times, None))],
+            [(id(variable), id(value)) for variable, value in (*guards, *depends, (times, None))],
             operands[: len(inputs)],
             operands[len(inputs) :],
             [(arena.address + start, arena.address + stop) for start, stop in plan.flags],
@@ -121,10 +145,24 @@ def short_call(
     job = context.tables[0]
     segment = context.words[job.next_at - Job.NEXT + Job.START]
     named = [word for part in parts for word in (part.ctypes.data, len(part))]
-    head = [*interface._replace(result_class=id(result_class)), job.address, segment, *named]
+    run = [job.address, segment, threads, workers.address, CHANGES_AT, known]
+    head = [*interface._replace(result_class=id(result_class)), *run, *named]
     record = np.array(head, np.int64).view(_Words)
     method = _MethodDef(b"short_call", executor.call, _METH_FASTCALL, None)
-    record.held = (executor, plan, context, arena, guards, result_class, method, shapes, parts)
+    record.held = (
+        executor,
+        plan,
+        context,
+        arena,
+        guards,
+        result_class,
+        method,
+        shapes,
+        blocks,
+        block_shapes,
+        parts,
+        workers,
+    )
     made: ShortCall = _new_function()(ctypes.addressof(method), record, None)
     return made
 
@@ -134,7 +172,17 @@ def _is_small(plan: Plan) -> bool:
         return False
     segments = plan.parts[0].segments
     largest = max([size for _, _, size in plan.stored_sizes], default=0)
-    return len(segments) == 1 and segments[0].is_narrow and largest <= LARGEST_RESULT
+    return len(segments) == 1 and largest <= LARGEST_RESULT and plan.arena_bytes <= LARGEST_ARENA
+
+
+def _output(dims: tuple[int, ...], dtype: np.dtype[Any], size: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """A result, and which bits of its address are 0: small ones lie wherever NumPy places them."""
+    return dtype, dims, ALIGNMENT - 1 if size > SMALL_RESULT else 0
+
+
+def _block(dims: tuple[int, ...], dtype: np.dtype[Any], rest: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What is made for a result: it, or bytes that have room to begin at a cache line."""
+    return (_BYTE, (math.prod(dims) * dtype.itemsize + rest,)) if rest else (dtype, dims)
 
 
 @cache

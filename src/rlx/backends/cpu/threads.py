@@ -13,13 +13,31 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
+from rlx.backends.memory import aligned_words
 from rlx.errors import RlxError
-from rlx.knobs import knobs
+from rlx.knobs import NOT_SCOPED, knobs, watchers
 
 # More than any machine has; the pool has memory for so many.
 MAX_THREADS = 1024
 
 _scoped: ContextVar[int | None] = ContextVar("rlx_threads", default=None)
+# Context variables with the values they have where only the process says how many threads there are.
+NOT_IN_SCOPES = ((_scoped, None), NOT_SCOPED)
+
+# Counts how often something else than these variables has changed the number of threads or the pool: native code that
+# was told of both compares this number.
+_changes, CHANGES_AT = aligned_words(1)
+
+
+def changes() -> int:
+    return int(_changes[0])
+
+
+def note_change() -> None:
+    _changes[0] += 1
+
+
+watchers.append(note_change)
 
 
 @contextmanager
