@@ -144,7 +144,7 @@ WRONG = {
     "a negative n": ("Int8MatMul", (-5,), "u8[3,8] i8[0,3,16,4]", "n >= 0"),
     "no digits": ("Int8BlockMatMul", ("gguf_q8_0", 3, 0), "u8[2,12] u8[1,1632]", "digits"),
     "no blocks": ("Int8BlockMatMul", ("gguf_q8_0", 3), "u8[2,0] u8[1,0]", "blocks"),
-    "three digits": ("Int8Blocks", (3,), "f32[2,32]", "digits"),
+    "three digits": ("Int8Blocks", ("gguf_q8_0", 3), "f32[2,32]", "digits"),
     "no matrix": ("QuantPanels", ("gguf_q8_0", 32, 0, 0), "u8[0]", "at least one"),
     "no elements": ("QuantPanels", ("gguf_q8_0", 0, 3), "u8[0]", "k=0"),
     "fewer panels": ("PanelMatMul", ("gguf_q8_0", 17), "f32[2,32] u8[1,544]", "panels"),

@@ -38,7 +38,6 @@ from rlx.ops.lowered.int8_products import (
     Int8Blocks,
     Int8MatMul,
     Int8Panels,
-    byte_bias,
     has_byte_codes,
 )
 from rlx.ops.lowered.quantized_panels import PanelMatMul
@@ -129,9 +128,7 @@ class _Rows:
         return self._codes[x.id]
 
     def blocks(self, x: Any, scheme: QuantScheme) -> Any:
-        layout = scheme.panel_format
-        assert layout is not None
-        form = Int8Blocks(self._digits, layout.per_byte, byte_bias(layout))
+        form = Int8Blocks(scheme, self._digits)
         if (x.id, form) not in self._blocks:
             self._blocks[x.id, form] = form(x)
         return self._blocks[x.id, form]
