@@ -210,6 +210,25 @@ def test_blocks_meet_activations_in_blocks(name: str, scheme: QuantScheme):
     assert kinds == ["quantize", "matmul"]
 
 
+def test_experts_meet_activations_in_blocks():
+    k, n, experts, m = 256, 48, 3, 13
+    block = FORMATS["Q4_K"]
+    stored = rng.integers(0, 256, (experts, n * k // block.elements, block.bytes)).astype(np.uint8) & 0xBB
+    graph = rlx.Graph("experts")
+    x, ids = graph.input("x", ("M", k), "f32"), graph.input("ids", ("M",), "i32")
+    w = graph.param("w", stored.shape, "u8")
+    graph.set_outputs([ops.dequant_grouped_matmul(x, w, ids, scheme=QuantScheme.GgufQ4K, n=n)])
+    weights = block.decode(stored.reshape(-1, block.bytes)).reshape(experts, n, k).astype(np.float64)
+    given, chosen = normal(m, k), rng.integers(0, experts, m).astype(np.int32)
+    wanted = np.stack([weights[e] @ row for row, e in zip(given.astype(np.float64), chosen)])
+    for kind, digits in (("auto", 2), ("int8", 1), ("f32", 0)):
+        program = compiled(graph, {"w": stored}, kind)
+        found = np.asarray(program.run({"x": given, "ids": chosen})[0])
+        error = np.abs(found - wanted).max() / np.abs(wanted).max()
+        assert error < 2.0 ** -(6 if digits == 1 else 13) and (error > 2.0**-12) == (digits == 1)
+        assert ("activations as int" in program.report) == (digits > 0)
+
+
 def test_types_of_other_codes_keep_their_activations():
     graph, stored, weights = dequantised("NVFP4", QuantScheme.GgufNVFP4, 256, 32)
     program = compiled(graph, {"w": stored})

@@ -62,7 +62,7 @@ SOME_BYTES = 16 << 10
 def int8_block_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product, *, digits: int = 1) -> Kernel:
     """C[m, n] = epilogue(A @ W) for rows A as `Int8Blocks` stores them, with codes of so many digits, and the panels B
     of W[k, n], both bytes."""
-    return _BlockMaker(name, machine, layout, product, digits).build()
+    return BlockCodesMaker(name, machine, layout, product, digits).build()
 
 
 def _pairs(machine: Machine, layout: PanelFormat, digits: int) -> PairForm | None:
@@ -101,7 +101,7 @@ class _Tile(NamedTuple):
     stop: Value
 
 
-class _BlockMaker(MatmulMaker):
+class BlockCodesMaker(MatmulMaker):
     def __init__(self, name: str, machine: Machine, layout: PanelFormat, product: Product, digits: int) -> None:
         self.wide_rows, vectors = _wide_tile(machine, layout, digits)
         # Rows of a tile that has registers for the sums of all digits.
@@ -130,17 +130,21 @@ class _BlockMaker(MatmulMaker):
 
     def panels(self, block: ResultBlock) -> None:
         k = self.k
-        with k.when(self.m <= self.shape.tile_rows):
+        with k.when(self.is_one_tile(block)):
             self.one_tile(block)
         with k.otherwise(), k.loop("step", 0, self.records, self.some) as start:
             self.many_tiles(block, start, k.min(start + self.some, self.records))
+
+    def is_one_tile(self, block: ResultBlock) -> Value:
+        """Whether a block has so few rows that its codes are read as they lie: of all blocks, or of none."""
+        return self.m <= self.shape.tile_rows
 
     def one_tile(self, block: ResultBlock) -> None:
         """Rows that are one tile, and all records of one vector of columns after the other."""
         k, stop = self.k, self.k.as_index(self.records)
         for number in range(len(self.bs)):
             with k.loop("column", 0, block.columns, self.lanes) as inside:
-                panel = self.panel_at(number, block.column + inside)
+                panel = self.panel_at(number, block, inside)
                 for count in self.counts(block.rows, self.shape.tile_rows):
                     fields = [InWords(panel)]
                     rows = self.rows_from(block, self.zero, count)
@@ -153,7 +157,7 @@ class _BlockMaker(MatmulMaker):
         for number in range(len(self.bs)):
             with k.loop("column", 0, block.columns, self.shape.vectors * self.lanes) as inside:
                 for vector, taken in enumerate(fields):
-                    panel = self.panel_at(number, block.column + inside + vector * self.lanes)
+                    panel = self.panel_at(number, block, inside + vector * self.lanes)
                     taken.take(InWords(panel), stop)
                 with k.loop("row", 0, block.rows, size) as row:
                     for count in self.counts(block.rows - row, size):
@@ -172,12 +176,14 @@ class _BlockMaker(MatmulMaker):
     def rows_from(self, block: ResultBlock, row: Value, count: int) -> list[Value]:
         """So many rows of A; where there are fewer the last one is repeated."""
         lines = [self.k.min(row + r, block.rows - 1) if r else row for r in range(count)]
-        return [self.a.at(block.batch, block.row + line, self.zero).at(0, 0) for line in lines]
+        return [self.a.at(block.batch, self.row_of(block.row + line), self.zero).at(0, 0) for line in lines]
 
-    def panel_at(self, number: int, column: Value) -> Panel:
+    def panel_at(self, number: int, block: ResultBlock, inside: Value) -> Panel:
         """The panel of a vector of columns; those after the last one are its own."""
+        b, column = self.bs[number], block.column + inside
+        first = b.offset + block.batch * b.strides[0]
         panel = self.k.min(column // PANEL_ROWS, self.last_panel)
-        return Panel(self.codes[number], self.bs[number].offset + panel * self.panel_bytes, column % PANEL_ROWS)
+        return Panel(self.codes[number], first + panel * self.panel_bytes, column % PANEL_ROWS)
 
     def tile_sums(self, tile: _Tile) -> None:
         """Add the products of some rows and columns over some records to the sums."""
