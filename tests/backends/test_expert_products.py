@@ -16,13 +16,20 @@ from rlx.kernels.emit.llvm_codegen import compile_object
 from rlx.kernels.ir.interpret import interpret
 from rlx.kernels.ir.loop_ir import walk
 from rlx.kernels.machines import MACHINES, NEON, RISCV, WGSL, runs_here
-from rlx.ops.lowered.expert_products import ExpertMatMul, ExpertRoute, RoutedMatMul
+from rlx.ops.lowered.expert_products import ExpertMatMul, ExpertRoute, Int8ExpertMatMul, RoutedMatMul
+from rlx.ops.lowered.int8_products import Int8Blocks
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.quant.decode import FORMATS
 from rlx.quant.fields import PANEL_FORMATS
 from rlx.quant.schemes import QuantScheme
 
 rng = np.random.default_rng(11)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order():
+    global rng
+    rng = np.random.default_rng(11)
 
 
 def stored(name: str, experts: int, n: int, k: int) -> np.ndarray:
@@ -99,6 +106,35 @@ def test_ids_in_any_order(name, case):
     x = rng.normal(size=(len(ids), k)).astype(np.float32)
     (found,) = product(name, experts, n, k)(x, panels_of(name, weights, k), ids)
     close(found, x, decoded(name, weights, k), ids)
+
+
+@pytest.mark.parametrize(("name", "digits"), [("Q4_K", 2), ("Q4_0", 1), ("Q6_K", 2)])
+def test_rows_as_codes(name, digits):
+    """Blocks of one row, of few and of many, and columns that are no whole panel; one row's result does not depend on
+    how many others its expert has."""
+    experts, n, k = 6, 70, 768
+    scheme, weights = QuantScheme.of_ggml(name), stored(name, 6, 70, 768)
+    made = Int8ExpertMatMul(scheme, experts, n, digits)
+    panels = panels_of(name, weights, k)
+    run = Program(
+        lambda x, w, ids: made(Int8Blocks(scheme, digits)(x), w, ExpertRoute(experts)(ids)),
+        (("M", k), "f32"),
+        (panels.shape, "u8"),
+        (("M",), "i32"),
+    )
+    x = rng.normal(size=(111, k)).astype(np.float32)
+    codes = Int8Blocks(scheme, digits).eval(x)
+    everything = [made.one.eval(codes, slab) for slab in panels.reshape(experts, -1, panels.shape[1])]
+    known = {}
+    for ids in IDS.values():
+        ids = np.array(ids, np.int32)[:111]
+        (found,) = run(x[: len(ids)], panels, ids)
+        wanted = np.stack([everything[e % experts][i] for i, e in enumerate(ids)])
+        largest = np.abs(decoded(name, weights, k)).max(axis=2)[ids % experts]
+        reach = np.abs(x[: len(ids)]).sum(1, keepdims=True) * largest
+        assert (np.abs(found - wanted) <= 2.0**-22 * reach).all()
+        for i, e in enumerate(ids % experts):
+            np.testing.assert_array_equal(known.setdefault((i, e), found[i]), found[i])
 
 
 def test_more_experts_than_rows_and_a_long_weight():

@@ -26,7 +26,7 @@ from rlx.errors import BackendError
 from rlx.kernels import machines
 from rlx.kernels.emit import llvm_codegen
 from rlx.kernels.ir.symbols import packed_symbol
-from rlx.kernels.machines import AVX2, NEON, NEON_DOT, NEON_I8MM, SSE2, host
+from rlx.kernels.machines import AVX2, AVX512_VNNI, NEON, NEON_DOT, NEON_I8MM, SSE2, host
 from rlx.systems import this_system
 from rlx.systems.linux import Linux
 from rlx.systems.macos import MacOS
@@ -274,11 +274,16 @@ def test_what_windows_says_of_its_cpu(windows, monkeypatch):
     assert system.cpu_flags() == {"asimddp"}
 
 
+AVX512_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+
+
 @pytest.mark.parametrize(
     ("machine", "flags", "found"),
     [
         ("x86_64", {"sse2"}, SSE2),
         ("x86_64", {"avx2", "fma", "f16c", "bmi2"}, AVX2),
+        ("x86_64", AVX512_FLAGS | {"avx512_vnni"}, AVX512_VNNI),
+        ("x86_64", AVX512_FLAGS | {"avx512_vnni", "sse4a"}, replace(AVX512_VNNI, adds_beside_dots=True)),
         ("aarch64", set(), NEON),
         ("aarch64", {"asimddp"}, NEON_DOT),
         ("aarch64", {"asimddp", "i8mm"}, NEON_I8MM),

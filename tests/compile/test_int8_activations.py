@@ -14,7 +14,7 @@ from rlx.backends.api import CompileOptions
 from rlx.bench.agreement import compare_logits
 from rlx.compile.compiler import CompilePipeline
 from rlx.errors import RlxError, ShapeError
-from rlx.ops.lowered.int8_products import Int8BlockMatMul, Int8Blocks, Int8MatMul, Int8Panels
+from rlx.ops.lowered.int8_products import Int8BlockMatMul, Int8Blocks, Int8MatMul, Int8Panels, highest_code
 from rlx.quant.decode import FORMATS
 from rlx.quant.schemes import QuantScheme
 
@@ -44,9 +44,9 @@ def mlp(k: int = 64, n: int = 96):
     return graph, params
 
 
-def as_int8(x: np.ndarray) -> np.ndarray:
-    """Rows rounded to 127 levels on either side of 0."""
-    scale = np.abs(x).max(-1, keepdims=True) / 127
+def as_int8(x: np.ndarray, levels: int = 127) -> np.ndarray:
+    """Rows rounded to so many levels on either side of 0."""
+    scale = np.abs(x).max(-1, keepdims=True) / levels
     return np.rint(x / np.where(scale > 0, scale, 1)) * scale
 
 
@@ -196,16 +196,37 @@ def test_blocks_meet_activations_in_blocks(name: str, scheme: QuantScheme):
     k, n = 512, 48
     graph, stored, weights = dequantised(name, scheme, k, n)
     program = compiled(graph, {"w": stored})
+    levels = highest_code(scheme.panel_format, 1)
+    assert 112 <= levels <= 127
     for m in (1, 13):
         x = normal(m, k)
-        wanted = as_int8(x.astype(np.float64).reshape(m, -1, 32)).reshape(m, k) @ weights.T
+        wanted = as_int8(x.astype(np.float64).reshape(m, -1, 32), levels).reshape(m, k) @ weights.T
         found = np.asarray(program.run({"x": x})[0])
         # Up to a code here and there that rounds the other way.
-        step = np.abs(x).max() / 127 * np.abs(weights).max()
+        step = np.abs(x).max() / levels * np.abs(weights).max()
         assert (np.abs(found - wanted) <= 2 * step).all()
         assert np.median(np.abs(found - wanted)) <= 1e-4 * np.abs(wanted).max()
     kinds = [k.kind for k in CompilePipeline(activations="int8").compile(graph).lir.kernels if k.kind != "view"]
     assert kinds == ["quantize", "matmul"]
+
+
+def test_experts_meet_activations_in_blocks():
+    k, n, experts, m = 256, 48, 3, 13
+    block = FORMATS["Q4_K"]
+    stored = rng.integers(0, 256, (experts, n * k // block.elements, block.bytes)).astype(np.uint8) & 0xBB
+    graph = rlx.Graph("experts")
+    x, ids = graph.input("x", ("M", k), "f32"), graph.input("ids", ("M",), "i32")
+    w = graph.param("w", stored.shape, "u8")
+    graph.set_outputs([ops.dequant_grouped_matmul(x, w, ids, scheme=QuantScheme.GgufQ4K, n=n)])
+    weights = block.decode(stored.reshape(-1, block.bytes)).reshape(experts, n, k).astype(np.float64)
+    given, chosen = normal(m, k), rng.integers(0, experts, m).astype(np.int32)
+    wanted = np.stack([weights[e] @ row for row, e in zip(given.astype(np.float64), chosen)])
+    for kind, digits in (("auto", 2), ("int8", 1), ("f32", 0)):
+        program = compiled(graph, {"w": stored}, kind)
+        found = np.asarray(program.run({"x": given, "ids": chosen})[0])
+        error = np.abs(found - wanted).max() / np.abs(wanted).max()
+        assert error < 2.0 ** -(6 if digits == 1 else 13) and (error > 2.0**-12) == (digits == 1)
+        assert ("activations as int" in program.report) == (digits > 0)
 
 
 def test_types_of_other_codes_keep_their_activations():
@@ -219,9 +240,9 @@ def test_types_of_other_codes_keep_their_activations():
 def test_blocks_of_zeros_and_of_what_is_no_number():
     x = normal(2, 96)
     x[0, :32], x[1, 40] = 0, math.inf
-    blocks = Int8Blocks(bias=128)
+    blocks = Int8Blocks(QuantScheme.GgufQ8_0)
     rows = blocks.eval(x)
-    assert rows.shape == (2, 144) and (rows[0, :48] == 0).all()
+    assert rows.shape == (2, 120) and (rows[0, :40] == 0).all()
     panels = np.zeros((1, QuantScheme.GgufQ8_0.panel_format.panel_bytes(96)), np.uint8)
     graph = rlx.Graph("blocks")
     a, p = graph.input("a", (2, 96), "f32"), graph.input("p", panels.shape, "u8")

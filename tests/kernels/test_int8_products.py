@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_runs import check_everywhere, interpreted, ran_natively
@@ -16,10 +18,19 @@ from rlx.kernels.ir.interpret import grid_size
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.machines import AVX2, AVX512_VNNI, CORTEX_M4, NEON, NEON_I8MM, SSE2, Machine, host, runs_here
 from rlx.kernels.specs.expr import apply, operand
-from rlx.ops.lowered.int8_products import BLOCK, Int8Blocks, Int8Panels, block_bytes, byte_bias, has_byte_codes
+from rlx.ops.lowered.int8_products import (
+    BLOCK,
+    Int8Blocks,
+    Int8Panels,
+    block_bytes,
+    byte_bias,
+    has_byte_codes,
+    pair_form,
+)
 from rlx.quant.decode import FORMATS
 from rlx.quant.fields import PANEL_FORMATS
 from rlx.quant.panels import pack_rows
+from rlx.quant.schemes import QuantScheme
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 MACHINES = [t for t in (host(), AVX2, SSE2) if runs_here(t)]
@@ -110,7 +121,7 @@ def test_instructions_of_machines(target: Machine, word: str):
 
 
 def block_product(name: str, target: Machine, n: int, k: int, digits: int = 1) -> Kernel:
-    a, b, c = Matrix("a", U8, block_bytes(k, digits)), Matrix("b", U8, 0), Matrix("c", F32, n)
+    a, b, c = Matrix("a", U8, block_bytes(PANEL_FORMATS[name], k, digits)), Matrix("b", U8, 0), Matrix("c", F32, n)
     return int8_block_kernel("blocks", target, PANEL_FORMATS[name], Product("m", n, k, a, b, c), digits=digits)
 
 
@@ -123,21 +134,25 @@ def blocks(name: str, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
 def activations(m: int, k: int, name: str, digits: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Rows of codes and scales for weights of a type, and the numbers that they stand for."""
     given = (rng.normal(size=(m, k)) * rng.lognormal(size=(m, 1))).astype(np.float32)
-    per_byte = 8 // PANEL_FORMATS[name].planes[0]
-    bias = byte_bias(PANEL_FORMATS[name])
-    rows = Int8Blocks(digits, per_byte, bias).eval(given)
-    records = rows.reshape(m, k // BLOCK, digits * BLOCK + 16)
+    layout = PANEL_FORMATS[name]
+    per_byte, bias, pairs = layout.per_byte, byte_bias(layout), pair_form(layout, digits)
+    rows = Int8Blocks(QuantScheme.of_ggml(name), digits).eval(given)
+    records = rows.reshape(m, k // BLOCK, block_bytes(layout, BLOCK, digits))
     planes = records[..., : digits * BLOCK].view(np.int8).astype(np.float64).reshape(m, k // BLOCK, digits, BLOCK)
+    if pairs is not None:
+        assert np.abs(planes[:, :, -1]).max(initial=0) <= pairs.most
     ordered = sum(planes[:, :, d] * 256.0**d for d in range(digits))
     # Byte b of word j of a run holds its element j + per_byte*b.
     runs = ordered.reshape(m, k // BLOCK, 8 // per_byte, per_byte, 4)
     codes = runs.swapaxes(-1, -2).reshape(m, k // BLOCK, BLOCK)
     numbers = records[..., digits * BLOCK :].copy()
-    scale, sums = numbers.view("<f4")[..., 0].astype(np.float64), numbers.view("<i4" if bias else "<f4")[..., 1:]
+    groups = layout.groups
+    scale = numbers.view("<f4")[..., 0].astype(np.float64)
+    sums = numbers.view("<i4" if bias else "<f4")[..., 1 : 1 + groups]
     x = codes * scale[..., None]
     # Half a step, and what f32 makes of the largest codes.
     assert (np.abs(x.reshape(m, k) - given) <= np.repeat(scale, BLOCK, 1) * (0.5 + 2.0 ** (8 * digits - 23))).all()
-    wanted = np.stack([codes[..., :16].sum(-1), codes[..., 16:].sum(-1), codes.sum(-1)], axis=-1)
+    wanted = codes.reshape(*codes.shape[:-1], groups, BLOCK // groups).sum(-1)
     np.testing.assert_array_equal(sums, wanted * (-bias or 1))
     return rows, x.reshape(m, k)
 
@@ -178,6 +193,44 @@ def test_blocks_of_every_type(name: str, target: Machine, digits: int):
         close(ran_natively(kernel, args, target)["c"], x, weights)
 
 
+@pytest.mark.parametrize(("name", "digits"), [("Q4_K", 1), ("Q4_K", 2), ("Q4_0", 2), ("Q5_1", 1), ("Q6_K", 2)])
+def test_products_of_pairs_are_the_same_to_the_last_bit(name: str, digits: int):
+    """Machines that multiply two codes at once, and those that do not; most rows and columns are not whole tiles."""
+    one, two = (replace(MACHINES[0], adds_beside_dots=flag) for flag in (False, True))
+    n, k = 83, 768
+    panels, weights = blocks(name, n, k)
+    kernels = [(target, block_product(name, target, n, k, digits)) for target in (one, two)]
+    for m in (1, 9, 10, 11, 13, 64, 259):
+        rows, x = activations(m, k, name, digits)
+        found = []
+        for target, kernel in kernels:
+            args = {"a": rows, "b": panels, "c": np.full((m, n), np.nan, np.float32), "m": m}
+            found.append(ran_natively(kernel, args, target)["c"])
+        np.testing.assert_array_equal(*found)
+        close(found[0], x, weights)
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1"])
+def test_the_largest_activations_and_codes_fit_into_pairs(name: str, digits: int):
+    """Sums of a code and a digit are bytes: were one too large, these products would be far off."""
+    target, n, k, m = replace(MACHINES[0], adds_beside_dots=True), 16, 64, 16
+    size = FORMATS[name].bytes
+    stored = np.zeros((n, k // 32, size), np.uint8)
+    stored[..., :2] = np.float16(1.0).reshape(1).view(np.uint8)
+    stored[: n // 2, :, 4:] = 255
+    panels = pack_rows(PANEL_FORMATS[name], stored.reshape(-1, size), n, k)
+    weights = FORMATS[name].decode(stored.reshape(-1, size)).reshape(n, k)
+    assert weights.max() == 2 ** sum(PANEL_FORMATS[name].planes) - 1 and weights.min() == 0
+    signs = np.where(np.arange(m)[:, None] >> np.arange(4) & 1, -1, 1)
+    # All signs that four neighbours may have, each the largest of its block.
+    given = np.tile(signs, (1, k // 4)).astype(np.float32)
+    rows = Int8Blocks(QuantScheme.of_ggml(name), digits).eval(given)
+    args = {"a": rows, "b": panels, "c": np.zeros((m, n), np.float32), "m": m}
+    found = ran_natively(block_product(name, target, n, k, digits), args, target)["c"]
+    np.testing.assert_allclose(found, given @ weights.T, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize("n", [1, 16, 40, 64])
 def test_rows_longer_than_a_step(n: int):
     k, target = 32 * 140, MACHINES[0]
@@ -190,7 +243,13 @@ def test_rows_longer_than_a_step(n: int):
 
 @pytest.mark.parametrize(
     ("name", "target", "m"),
-    [("Q4_1", NEON, 7), ("Q8_0", CORTEX_M4, 1), ("Q2_K", MACHINES[0], 2), ("Q8_0", MACHINES[0], 3)],
+    [
+        ("Q4_1", NEON, 7),
+        ("Q8_0", CORTEX_M4, 1),
+        ("Q2_K", MACHINES[0], 2),
+        ("Q8_0", MACHINES[0], 3),
+        ("Q4_0", replace(AVX512_VNNI, adds_beside_dots=True), 9),
+    ],
 )
 def test_blocks_in_the_interpreter(name: str, target: Machine, m: int):
     n, k = 17, 256 if name == "Q2_K" else 64

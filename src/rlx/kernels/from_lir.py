@@ -49,7 +49,7 @@ from rlx.kernels.specs.map_parts import MapPart, MapSpec, RowSpec
 from rlx.kernels.specs.products import Epilogue, Matrix, Product, ProductSpec
 from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.gradients import AttentionBackward
-from rlx.ops.lowered.expert_products import ExpertMatMul
+from rlx.ops.lowered.expert_products import ExpertMatMul, Int8ExpertMatMul
 
 # What a few cores have as their share of the caches: what is read again after more was stored comes from memory.
 CACHE_BYTES = 16 << 20
@@ -296,7 +296,7 @@ class _Maker:
         layout = form.scheme.panel_format if form.scheme is not None else None
         experts = 0
         if form.route is not None:
-            stack = head.op.experts if isinstance(head.op, ExpertMatMul) else None
+            stack = head.op.experts if isinstance(head.op, ExpertMatMul | Int8ExpertMatMul) else None
             experts = self.graph.shape(head.inputs[1]).static_dims[0] if stack is None else stack
         packed = layout is None and not experts and self.has_panels(form, product.n)
         if (form.has_pairs or (form.code_digits and layout is None)) and not packed:

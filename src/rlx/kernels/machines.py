@@ -76,6 +76,7 @@ class Machine:
     byte_lookup_lanes: tuple[int, ...] = ()  # vectors of bytes by which an instruction picks from a table of 16
     dot4_lanes: tuple[int, ...] = ()  # vectors of i32 to which an instruction adds products of four bytes each
     dot4_is_signed: bool = False  # it takes bytes with signs on both sides; else those of the first operand have none
+    adds_beside_dots: bool = False  # while it multiplies bytes, it adds twice as many vectors of them
     pair_lanes: tuple[int, ...] = ()  # vectors of i32 whose products of bytes are added two by two, in 16 bits
     dot2_lanes: tuple[int, ...] = ()  # vectors of f32 to which an instruction adds products of two bf16 each
     shared_bytes: int = 48 << 10  # what the threads of a block may share
@@ -347,7 +348,9 @@ def detected() -> Machine:
         if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
             if not flags & {"avx512_vnni", "avx512vnni"}:
                 return _on_this_system(AVX512)
-            return _on_this_system(AVX512_BF16 if flags & {"avx512_bf16", "avx512bf16"} else AVX512_VNNI)
+            known = AVX512_BF16 if flags & {"avx512_bf16", "avx512bf16"} else AVX512_VNNI
+            # AMD's have four units for vectors, of which two multiply; no other maker's have these instructions.
+            return _on_this_system(replace(known, adds_beside_dots="sse4a" in flags))
         if {"avx2", "fma", "f16c", "bmi2"} <= flags:
             return _on_this_system(AVX2_VNNI if flags & {"avx_vnni", "avxvnni"} else AVX2)
         return _on_this_system(SSE2)

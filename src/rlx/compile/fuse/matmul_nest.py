@@ -20,7 +20,7 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.shape import Dims, Size
 from rlx.ops.linalg.contraction import MatMul
 from rlx.ops.lowered.byte_products import ByteMatMul
-from rlx.ops.lowered.expert_products import ExpertMatMul, RoutedMatMul
+from rlx.ops.lowered.expert_products import ExpertMatMul, Int8ExpertMatMul, RoutedMatMul
 from rlx.ops.lowered.int8_products import WORD, Int8BlockMatMul, Int8MatMul
 from rlx.ops.lowered.quantized_panels import PanelMatMul
 from rlx.quant.panels import PANEL_ROWS
@@ -61,7 +61,7 @@ class ProductForm(NamedTuple):
 
 def product_form(graph: Graph, node: Node, transparent: Container[NodeId], generator: Generator) -> ProductForm | None:
     """A product in the form that kernels take, its operands read through `transparent` views, or None."""
-    if isinstance(node.op, PanelMatMul | ExpertMatMul | Int8MatMul | Int8BlockMatMul):
+    if isinstance(node.op, PanelMatMul | ExpertMatMul | Int8MatMul | Int8BlockMatMul | Int8ExpertMatMul):
         return _quantized_form(graph, node, transparent)
     if isinstance(node.op, RoutedMatMul):
         return _routed_form(graph, node, transparent)
@@ -136,9 +136,12 @@ def _quantized_form(graph: Graph, node: Node, transparent: Container[NodeId]) ->
         return _expert_form(graph, node, node.op, ProductForm(1, m, n, k, a, b, x.dtype.accumulator), transparent)
     if strides[-1] != 1:
         return None
-    if isinstance(node.op, Int8BlockMatMul):
-        digits = node.op.digits
-        return ProductForm(1, m, n, node.op.depth(x), a, b, DType.F32, scheme=node.op.scheme, code_digits=digits)
+    if isinstance(node.op, Int8BlockMatMul | Int8ExpertMatMul):
+        one = node.op.one if isinstance(node.op, Int8ExpertMatMul) else node.op
+        form = ProductForm(1, m, n, one.depth(x), a, b, DType.F32, scheme=one.scheme, code_digits=one.digits)
+        if isinstance(node.op, Int8BlockMatMul):
+            return form
+        return _expert_form(graph, node, node.op, form, transparent)
     width = graph.shape(node.inputs[1]).static_dims[2]
     return ProductForm(1, m, n, k, a, b, DType.I32, width, code_digits=1)
 
@@ -183,7 +186,7 @@ def _route(graph: Graph, node: Node, transparent: Container[NodeId]) -> NodeId |
 
 
 def _expert_form(
-    graph: Graph, node: Node, op: ExpertMatMul, form: ProductForm, transparent: Container[NodeId]
+    graph: Graph, node: Node, op: ExpertMatMul | Int8ExpertMatMul, form: ProductForm, transparent: Container[NodeId]
 ) -> ProductForm | None:
     route = _route(graph, node, transparent)
     if route is None:
@@ -196,7 +199,15 @@ def _expert_form(
 def is_product(node: Node) -> bool:
     """Whether a node is a product of matrices, whether or not there is a kernel for it."""
     return isinstance(
-        node.op, MatMul | PanelMatMul | ExpertMatMul | RoutedMatMul | Int8MatMul | Int8BlockMatMul | ByteMatMul
+        node.op,
+        MatMul
+        | PanelMatMul
+        | ExpertMatMul
+        | RoutedMatMul
+        | Int8MatMul
+        | Int8BlockMatMul
+        | Int8ExpertMatMul
+        | ByteMatMul,
     )
 
 

@@ -2,6 +2,7 @@
 
     x @ W                  ->    s·t·int8_matmul(codes(x), int8_panels(W))          s per row of x, t per column of W
     panel_matmul(x, P)     ->    int8_block_matmul(int8_blocks(x), P)               scales per block or span
+    expert_matmul(x, P, r) ->    int8_expert_matmul(int8_blocks(x), P, r)           the same for rows of experts
 
 A value that several products read is turned into codes once. Codes of weights follow from weights alone and so become
 part of `prepare`. Answers change: activations keep 8 bits of what they had. With 16 bits they change by less than
@@ -27,7 +28,7 @@ from rlx.ir.leaves import Constant, Param
 from rlx.ir.provenance import SourceLocation
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ops.linalg.contraction import MatMul
-from rlx.ops.lowered.expert_products import ExpertMatMul
+from rlx.ops.lowered.expert_products import ExpertMatMul, Int8ExpertMatMul
 from rlx.ops.lowered.int8_products import (
     ACTIVATIONS,
     BLOCK,
@@ -38,7 +39,6 @@ from rlx.ops.lowered.int8_products import (
     Int8Blocks,
     Int8MatMul,
     Int8Panels,
-    byte_bias,
     has_byte_codes,
 )
 from rlx.ops.lowered.quantized_panels import PanelMatMul
@@ -99,7 +99,10 @@ def int8_activations(
     def visit(node: Node, operands: list[Any]) -> Replacement:
         if node.id not in chosen:
             return None
-        x, weight = operands
+        x, weight, *route = operands
+        if isinstance(node.op, ExpertMatMul):
+            form = Int8ExpertMatMul(node.op.scheme, node.op.experts, node.op.n, digits)
+            return form(rows.blocks(x, node.op.scheme), weight, *route)
         if isinstance(node.op, PanelMatMul):
             return Int8BlockMatMul(node.op.scheme, node.op.n, digits)(rows.blocks(x, node.op.scheme), weight)
         n = int(node.shape.dims[-1])
@@ -129,9 +132,7 @@ class _Rows:
         return self._codes[x.id]
 
     def blocks(self, x: Any, scheme: QuantScheme) -> Any:
-        layout = scheme.panel_format
-        assert layout is not None
-        form = Int8Blocks(self._digits, layout.per_byte, byte_bias(layout))
+        form = Int8Blocks(scheme, self._digits)
         if (x.id, form) not in self._blocks:
             self._blocks[x.id, form] = form(x)
         return self._blocks[x.id, form]
@@ -139,22 +140,21 @@ class _Rows:
 
 def _is_candidate(node: Node, fixed: Container[NodeId], only_blocks: bool) -> bool:
     """A product of something that is computed in every run by something that is not."""
-    if not isinstance(node.op, PanelMatMul if only_blocks else MatMul | PanelMatMul | ExpertMatMul | DequantMatMul):
+    in_blocks = PanelMatMul | ExpertMatMul
+    if not isinstance(node.op, in_blocks if only_blocks else in_blocks | MatMul | DequantMatMul):
         return False
     return node.inputs[1] in fixed and node.inputs[0] not in fixed
 
 
 def _obstacle(graph: Graph, node: Node, digits: int) -> str:
     """Why a product keeps its activations; empty if it does not."""
-    if isinstance(node.op, ExpertMatMul):
-        return "its rows belong to different experts"
     x = graph.shape(node.inputs[0])
     k, n = x.dims[-1], node.shape.dims[-1]
     if x.dtype is not DType.F32 or node.shape.dtype is not DType.F32:
         return f"it multiplies {x.dtype} and not f32"
     if not isinstance(k, int) or not isinstance(n, int) or n < MIN_COLUMNS:
         return f"it has fewer than {MIN_COLUMNS} columns, or a size that is not fixed"
-    if isinstance(node.op, PanelMatMul):
+    if isinstance(node.op, PanelMatMul | ExpertMatMul):
         layout = node.op.scheme.panel_format
         if layout is None or not has_byte_codes(layout):
             return f"codes of {node.op.scheme} are not parts of bytes"
@@ -171,7 +171,7 @@ def _obstacle(graph: Graph, node: Node, digits: int) -> str:
 
 def _slowness(node: Node, has_byte_dots: Callable[[PanelFormat], bool]) -> str:
     """Why floats are faster; empty if they are not."""
-    assert isinstance(node.op, PanelMatMul) and node.op.scheme.panel_format is not None
+    assert isinstance(node.op, PanelMatMul | ExpertMatMul) and node.op.scheme.panel_format is not None
     if has_byte_dots(node.op.scheme.panel_format):
         return ""
     return f"this machine has no fast dot products for codes of {node.op.scheme}"

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.quant_codes import WORD, Panel
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import Buffer, Value
+from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
+from rlx.ops.lowered.int8_products import PairForm
 from rlx.quant.panels import RECORD, PanelFormat
 
 # How far ahead codes are asked for, in bytes: what comes from memory in the time that it takes to come. The processor's
@@ -65,6 +66,9 @@ class Scratch(NamedTuple):
     vectors: int
     codes: Buffer
     scales: Buffer
+    # How codes are stored for products of pairs, and what these begin with.
+    pairs: PairForm | None
+    starts: Buffer | None
 
     @property
     def numbers(self) -> int:
@@ -80,11 +84,19 @@ class Scratch(NamedTuple):
         line = record * self.numbers + (number * self.layout.groups + group)
         return (line * self.vectors + vector) * self.lanes
 
+    def start_at(self, record: Value, vector: int) -> Value:
+        return (record * self.vectors + vector) * self.lanes
 
-def int8_scratch(k: KernelBuilder, layout: PanelFormat, lanes: int, vectors: int, records: int) -> Scratch:
-    codes = k.local("codes", DType.U8, records * RECORD * lanes * vectors)
-    numbers = layout.groups * (1 + layout.has_minimums)
-    return Scratch(k, layout, lanes, vectors, codes, k.local("scales", DType.F32, records * numbers * lanes * vectors))
+
+def int8_scratch(
+    k: KernelBuilder, layout: PanelFormat, lanes: int, vectors: int, records: int, pairs: PairForm | None = None
+) -> Scratch:
+    """Room for some records, whose codes are there for products of pairs if there is a form of these."""
+    columns = records * lanes * vectors
+    codes = k.local("codes", DType.U8, columns * RECORD)
+    scales = k.local("scales", DType.F32, columns * layout.groups * (1 + layout.has_minimums))
+    starts = k.local("starts", DType.I32, columns) if pairs else None
+    return Scratch(k, layout, lanes, vectors, codes, scales, pairs, starts)
 
 
 class TakenOut(NamedTuple):
@@ -107,11 +119,33 @@ class TakenOut(NamedTuple):
             with k.loop("record", run, run + layout.records) as record:
                 place, to = source.place(record), self.place(record)
                 for group in range(layout.groups):
-                    for number, four in enumerate(source.fours(place, group)):
+                    fours = source.fours(place, group)
+                    if scratch.pairs is not None:
+                        fours = self.paired(fours, to, scratch.pairs)
+                    for number, four in enumerate(fours):
                         k.store(scratch.codes, scratch.four_at(to, self.vector, group, number), four)
                     for number, scale in enumerate(source.scales(place, group, heads)):
                         if scale is not None:
                             k.store(scratch.scales, scratch.scale_at(to, self.vector, group, number), scale)
+
+    def paired(self, fours: list[Value], to: Value, pairs: PairForm) -> list[Value]:
+        """The codes of a record as products of pairs want them, and what these begin with to scratch."""
+        s = self.scratch
+        k, found = s.k, list[Value]()
+        total: Value = k.const(0, ValueType(DType.I32, s.lanes))
+        for first_four, second_four in zip(fours[::2], fours[1::2]):
+            first, second = first_four + -pairs.half % 256, second_four + pairs.most
+            found += [first, second]
+            total = k.dot4(total, second, k.bitcast(first, ValueType(DType.I8, first.lanes)))
+        assert s.starts is not None
+        k.store(s.starts, s.start_at(to, self.vector), total * -1)
+        return found
+
+    def pair_start(self, place: Value) -> Value:
+        """What products of pairs begin with."""
+        s = self.scratch
+        assert s.starts is not None
+        return s.k.load(s.starts, s.start_at(place, self.vector), lanes=s.lanes)
 
     def heads(self, record: Value) -> list[Value]:
         return []

@@ -44,6 +44,12 @@ def _codes_of_blocks(name: str, machine: Machine, s: ProductSpec) -> Kernel:
     return int8_block_kernel(name, machine, _layout(s), s.product, digits=s.code_digits)
 
 
+def _codes_by_expert(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.experts import int8_expert_kernel
+
+    return int8_expert_kernel(name, machine, _layout(s), s.experts, s.product, digits=s.code_digits)
+
+
 def _codes(name: str, machine: Machine, s: ProductSpec) -> Kernel:
     from rlx.kernels.cpu.matmul.int8 import int8_matmul_kernel
 
@@ -113,6 +119,7 @@ def _number_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
 
 # By how B is stored, and whether rows have their own: what is more special comes first.
 PRODUCTS = (
+    Schedule("codes by expert", _codes_by_expert, lambda machine, s: bool(s.code_digits and s.experts)),
     Schedule("codes of blocks", _codes_of_blocks, lambda machine, s: bool(s.code_digits) and s.layout is not None),
     Schedule("codes", _codes, lambda machine, s: bool(s.code_digits)),
     Schedule("blocks by expert", _blocks_by_expert, lambda machine, s: bool(s.experts) and s.layout is not None),

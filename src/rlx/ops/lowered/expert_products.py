@@ -1,5 +1,5 @@
 """Products with the experts of a stack of weights: `ExpertRoute` finds whose rows are whose, `ExpertMatMul` multiplies
-them with GGUF weights, `RoutedMatMul` with floats.
+them with GGUF weights, `Int8ExpertMatMul` too as whole numbers, `RoutedMatMul` with floats.
 
 The compiler writes `dequant_grouped_matmul` and `grouped_matmul` in this form: rows of one expert become neighbours by
 name, not in memory, and only the experts that some row has chosen are read. Products by the same ids share one route.
@@ -21,11 +21,13 @@ from rlx.ir.op import Op, op
 from rlx.ir.shape import Dims, Shape
 from rlx.ops.define.operands import require_float, require_rank
 from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.lowered.int8_products import Int8BlockMatMul, Int8Blocks
 from rlx.ops.lowered.quantized_panels import INTERNAL, PanelOp, decoded, sample_bytes
 from rlx.ops.shape.indexing import clipped_ids, require_ids
 from rlx.quant.panels import PANEL_ROWS
+from rlx.quant.schemes import QuantScheme
 
-__all__ = ["ExpertMatMul", "ExpertRoute", "RoutedMatMul"]
+__all__ = ["ExpertMatMul", "ExpertRoute", "Int8ExpertMatMul", "RoutedMatMul"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -117,6 +119,56 @@ class ExpertMatMul(PanelOp):
             route = spec(11, dtype="i32", values=ExpertRoute(3).eval(ids))
             yield sample(made, spec(5, k), sample_bytes(*stored), route, dtypes=("f32",))
         yield sample(made, spec(5, k), sample_bytes(*stored), route, dtypes=("f64", "bf16"))
+
+
+@op("int8_expert_matmul")
+class Int8ExpertMatMul(Op):
+    """y[i] = x[i] · W of the expert of row i, for M rows x as `int8_blocks` stores them for codes of this type: what
+    `int8_block_matmul` is for one matrix. The panels of `experts` matrices lie one after the other."""
+
+    primitive = True
+    lowered = True
+    jvp = INTERNAL
+    vjp = INTERNAL
+    batch = INTERNAL
+
+    scheme: QuantScheme
+    experts: int
+    n: int
+    digits: int = 1
+
+    @property
+    def one(self) -> Int8BlockMatMul:
+        """The product with the matrix of one expert."""
+        return Int8BlockMatMul(self.scheme, self.n, self.digits)
+
+    def infer(self, rows: Shape, panels: Shape, route: Shape) -> Shape:
+        require_rank(self, rows, 2)
+        require_rank(self, panels, 2)
+        count = panels.dims[0]
+        if self.experts < 1 or not isinstance(count, int) or count % self.experts:
+            raise self.fail(f"needs the panels of at least one expert, each as many, got {panels}")
+        _require_route(self, rows, route, self.experts)
+        return self.one.infer(rows, panels.with_dims((count // self.experts, panels.dims[1])))
+
+    def eval(self, rows: Array, panels: Array, route: Array) -> Array:
+        slabs = panels.reshape(self.experts, -1, panels.shape[1])
+        y = np.zeros((len(rows), self.n), np.float32)
+        for expert, chosen in _groups(route, self.experts):
+            y[chosen] = self.one.eval(rows[chosen], slabs[expert])
+        return y
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        rng = np.random.default_rng(5)
+        route = spec(11, dtype="i32", values=ExpertRoute(3).eval(np.array([2, 0, 2, 2, 0])))
+        for scheme, k, n, digits in ((QuantScheme.GgufQ4_1, 64, 3, 2), (QuantScheme.GgufQ6K, 256, 20, 1)):
+            codes = Int8Blocks(scheme, digits).eval(rng.standard_normal((5, k)).astype(np.float32))
+            rows = spec(*codes.shape, dtype="u8", values=codes)
+            layout = scheme.panel_format
+            assert layout is not None
+            stored = sample_bytes(3 * -(-n // PANEL_ROWS), layout.panel_bytes(k))
+            yield sample(cls(scheme, 3, n, digits), rows, stored, route, dtypes=("u8",))
 
 
 @op("routed_matmul")

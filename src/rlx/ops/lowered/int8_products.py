@@ -8,7 +8,7 @@ their activations may have 16 bits. The scales of rows, columns and blocks are m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ ACTIVATIONS = {"f32": 0, "int8": 1, "int16": 2, "auto": 2}
 # Codes of activations are stored as code + ZERO, without a sign, and lie between -LEVELS and LEVELS.
 ZERO = 128
 LEVELS = 127
-# Codes of 16 bits are two digits in base 256, each between -128 and 127.
+# Codes of 16 bits are two digits, each of 8 bits.
 MAX_DIGITS = max(ACTIVATIONS.values())
 # Neighbours along K that one lane of a dot-product instruction multiplies.
 WORD = 4
@@ -39,8 +39,6 @@ BLOCK = 32
 # How many blocks share a scale, by the digits of their codes. One that is shared costs a multiplication less for every
 # block of a product, and digits: of 16 bits there are enough.
 SPANS = {1: 1, 2: 4}
-# Of the scale and the sums behind the codes of a block.
-SUMS_BYTES = 16
 
 _INTERNAL = NoRule("the compiler makes this op, after derivatives and batches are taken; use matmul")
 
@@ -128,35 +126,32 @@ class Int8MatMul(_Int8Op):
 
 @op("int8_blocks")
 class Int8Blocks(_Int8Op):
-    """Rows of k floats as bytes, a record for every block of 32: 32 i8 for each digit of the codes, the lowest digit
-    first, then the scale as f32 and the sums of the first half of the codes, the second half and all: as f32, or where
-    there is a `bias` times -bias as i32. That is what dot products begin with whose other codes are so much more than
-    what they stand for.
+    """Rows of k floats as bytes, for products with blocks of this type: a record for every block of 32 with 32 i8 for
+    each digit of the codes, the lowest digit first, then the scale as f32, and for each group that shares a step of the
+    weight the sum of its codes: as f32, or times -bias as i32, where the weight's bytes are so much more than what they
+    stand for. Dot products begin with that. Where codes may be multiplied in pairs there is an i32 behind these, with
+    which such products begin (`PairForm`).
 
     x ≈ code·scale with scale = max|x|/most of a span of blocks (`SPANS`; the last one may be shorter), code =
-    round(x/scale), half to even; the most a code can be is 127, and 127·257 where it has two digits, code = low +
-    256·high. Codes lie in the order of `word_order`: the one in which a product finds those of the weight, of which
-    `per_byte` share a byte.
+    round(x/scale), half to even, code = low + 256·high where it has two digits, low at least -128 and below 128. Codes
+    lie in the order of `word_order`: the one in which a product finds those of the weight.
     """
 
+    scheme: QuantScheme
     digits: int = 1
-    per_byte: int = 1
-    bias: int = 0
 
     def infer(self, x: Shape) -> Shape:
         require_float(self, x)
         _require_digits(self, self.digits)
-        if self.per_byte not in (1, 2, 4):
-            raise self.fail(f"1, 2 or 4 codes of a weight share a byte, got per_byte={self.per_byte}")
-        if not 0 <= self.bias <= 2 * ZERO:
-            raise self.fail(f"bytes are at most {2 * ZERO} more than what they stand for, got bias={self.bias}")
+        layout = _layout(self, self.scheme)
         if x.rank == 0 or not isinstance(x.dims[-1], int) or x.dims[-1] % BLOCK:
             raise self.fail(f"the last axis must be fixed and a multiple of {BLOCK}, got {x}")
-        return Shape((*x.dims[:-1], block_bytes(x.dims[-1], self.digits)), DType.U8)
+        return Shape((*x.dims[:-1], block_bytes(layout, x.dims[-1], self.digits)), DType.U8)
 
     def eval(self, x: Array) -> Array:
+        layout = _layout(self, self.scheme)
         blocks = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK).astype(np.float32)
-        most, count, span = highest_code(self.digits), blocks.shape[-2], SPANS[self.digits]
+        most, count, span = highest_code(layout, self.digits), blocks.shape[-2], SPANS[self.digits]
         with np.errstate(all="ignore"):
             largest = np.abs(blocks).max(-1, keepdims=True)
             if span > 1 and count:
@@ -166,24 +161,39 @@ class Int8Blocks(_Int8Op):
             inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
             # What is no number has no code; its scale makes the span one of which every product is none.
             found = np.nan_to_num(np.rint(blocks * inverse), nan=0.0)
-            codes = np.clip(found, -most, most).astype(np.int32)
-            halves = codes.reshape(*codes.shape[:-1], 2, BLOCK // 2).sum(-1)
-            sums = np.concatenate([halves, halves.sum(-1, keepdims=True)], axis=-1)
-            stored = (sums * -self.bias).astype("<i4") if self.bias else sums.astype("<f4").view("<i4")
-        parts, rest = [], codes[..., word_order(self.per_byte)]
-        for _ in range(self.digits):
-            digit = ((rest + 128) & 255) - 128
-            parts.append(digit.astype(np.int8).view(np.uint8))
-            rest = (rest - digit) >> 8
-        numbers = np.concatenate([scale.astype("<f4").view("<i4"), stored], axis=-1)
-        parts.append(np.ascontiguousarray(numbers).view(np.uint8))
-        return np.concatenate(parts, axis=-1).reshape(*x.shape[:-1], block_bytes(x.shape[-1], self.digits))
+            codes = np.clip(found, -most, most).astype(np.int32)[..., word_order(layout.per_byte)]
+        bias, pairs = byte_bias(layout), pair_form(layout, self.digits)
+        digits, rest = [], codes
+        for _ in range(self.digits - 1):
+            digits.append(((rest + 128) & 255) - 128)
+            rest = (rest - digits[-1]) >> 8
+        digits.append(rest)
+        sums = codes.reshape(*codes.shape[:-1], layout.groups, layout.group).sum(-1)
+        numbers = [scale.astype("<f4").view("<i4")]
+        numbers.append((sums * -bias).astype("<i4") if bias else sums.astype("<f4").view("<i4"))
+        if pairs is not None:
+            first, second = pairs.places
+            start = sums[..., 0] * -bias
+            for number, digit in enumerate(digits):
+                start = start - 256**number * pairs.most * digit[..., second].sum(-1)
+            highest = pairs.half * digits[-1][..., first] - digits[-1][..., first] * digits[-1][..., second]
+            start = start + 256 ** (self.digits - 1) * highest.sum(-1)
+            numbers.append(start[..., None].astype("<i4"))
+        behind = np.ascontiguousarray(np.concatenate(numbers, axis=-1)).view(np.uint8)
+        parts = [*(digit.astype(np.int8).view(np.uint8) for digit in digits), behind]
+        return np.concatenate(parts, axis=-1).reshape(*x.shape[:-1], block_bytes(layout, x.shape[-1], self.digits))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        for form, dims in (((1, 1, 128), (3, 64)), ((2, 2, 8), (1, 32)), ((1, 4, 0), (5, 160)), ((2, 1, 0), (5, 192))):
-            yield sample(cls(*form), spec(*dims), dtypes=("f32",))
-        yield sample(cls(), spec("B", "S", 96), dtypes=("f32",), B=2, S=3)
+        cases = (
+            (QuantScheme.GgufQ8_0, 1, (3, 64)),
+            (QuantScheme.GgufQ4_0, 2, (1, 32)),
+            (QuantScheme.GgufQ2K, 1, (5, 160)),
+            (QuantScheme.GgufQ6K, 2, (5, 192)),
+        )
+        for scheme, digits, dims in cases:
+            yield sample(cls(scheme, digits), spec(*dims), dtypes=("f32",))
+        yield sample(cls(QuantScheme.GgufQ4_1), spec("B", "S", 96), dtypes=("f32",), B=2, S=3)
 
 
 @op("int8_block_matmul")
@@ -196,13 +206,11 @@ class Int8BlockMatMul(_Int8Op):
     digits: int = 1
 
     def infer(self, rows: Shape, panels: Shape) -> Shape:
-        require_dtype(self, rows.dtype is DType.U8 and rows.rank > 0, "rows u8[.., digits·k + k/8]", rows)
+        require_dtype(self, rows.dtype is DType.U8 and rows.rank > 0, "rows of u8 as int8_blocks stores them", rows)
         _require_digits(self, self.digits)
-        layout, size = self.scheme.panel_format, rows.dims[-1]
-        if layout is None or not has_byte_codes(layout):
-            raise self.fail(f"{self.scheme} has no panels whose codes are bytes or parts of them")
+        layout, size = _layout(self, self.scheme), rows.dims[-1]
         k = self.depth(rows)
-        if k < 1 or self.n < 0 or block_bytes(k, self.digits) != size or k % (self.scheme.gguf_block_size or 1):
+        if k < 1 or self.n < 0 or block_bytes(layout, k, self.digits) != size or k % (self.scheme.gguf_block_size or 1):
             raise self.fail(f"{rows} is not made of blocks of {self.scheme}, or n={self.n} is negative")
         wanted = Shape((-(-self.n // PANEL_ROWS), layout.panel_bytes(k)), DType.U8)
         if panels != wanted:
@@ -212,12 +220,15 @@ class Int8BlockMatMul(_Int8Op):
     def depth(self, rows: Shape) -> int:
         """k, the number of codes in a row."""
         size = rows.dims[-1]
-        return size * BLOCK // block_bytes(BLOCK, self.digits) if isinstance(size, int) else 0
+        return (
+            size // block_bytes(_layout(self, self.scheme), BLOCK, self.digits) * BLOCK if isinstance(size, int) else 0
+        )
 
     def eval(self, rows: Array, panels: Array) -> Array:
-        layout, k = self.scheme.panel_format, rows.shape[-1] * BLOCK // block_bytes(BLOCK, self.digits)
-        assert layout is not None
-        records = np.ascontiguousarray(rows).reshape(*rows.shape[:-1], k // BLOCK, block_bytes(BLOCK, self.digits))
+        layout = _layout(self, self.scheme)
+        record = block_bytes(layout, BLOCK, self.digits)
+        k = rows.shape[-1] // record * BLOCK
+        records = np.ascontiguousarray(rows).reshape(*rows.shape[:-1], k // BLOCK, record)
         planes = np.ascontiguousarray(records[..., : self.digits * BLOCK]).view(np.int8)
         weights = 256.0 ** np.arange(self.digits)
         ordered = (planes.reshape(*records.shape[:-1], self.digits, BLOCK) * weights[:, None]).sum(-2)
@@ -246,10 +257,10 @@ class Int8BlockMatMul(_Int8Op):
             # Bytes among which no half is huge or not a number, wherever one may lie.
             values = ((np.arange(size[0] * size[1]) * 37 + 11) % 256 & 0xBB).reshape(size)
             stored = spec(*size, dtype="u8", values=values)
-            row = Int8Blocks(digits, layout.per_byte, byte_bias(layout)).eval(rng.standard_normal((1, k)).astype("f4"))
-            rows = spec(2, block_bytes(k, digits), values=row)
+            row = Int8Blocks(scheme, digits).eval(rng.standard_normal((1, k)).astype("f4"))
+            rows = spec(2, block_bytes(layout, k, digits), values=row)
             yield sample(cls(scheme, n, digits), rows, stored, dtypes=("u8",))
-        many = spec("B", "S", block_bytes(k), values=row)
+        many = spec("B", "S", row.shape[-1], values=row)
         yield sample(cls(scheme, n), many, stored, dtypes=("u8",), B=2, S=9)
 
 
@@ -258,14 +269,61 @@ def _require_digits(op: Op, digits: int) -> None:
         raise op.fail(f"codes have 1 to {MAX_DIGITS} digits, got {digits}")
 
 
-def block_bytes(k: int, digits: int = 1) -> int:
+def _layout(op: Op, scheme: QuantScheme) -> PanelFormat:
+    layout = scheme.panel_format
+    if layout is None or not has_byte_codes(layout):
+        raise op.fail(f"{scheme} has no panels whose codes are bytes or parts of them")
+    return layout
+
+
+def block_bytes(layout: PanelFormat, k: int, digits: int = 1) -> int:
     """Bytes of a row of k activations."""
-    return k // BLOCK * (digits * BLOCK + SUMS_BYTES)
+    numbers = 1 + layout.groups + (pair_form(layout, digits) is not None)
+    return k // BLOCK * (digits * BLOCK + WORD * numbers)
 
 
-def highest_code(digits: int) -> int:
+def highest_code(layout: PanelFormat, digits: int) -> int:
     """The code of the largest activation of a block."""
-    return LEVELS if digits == 1 else LEVELS * 257
+    pairs = pair_form(layout, digits)
+    highest = pairs.most if pairs else LEVELS
+    return highest if digits == 1 else 256 * highest + LEVELS
+
+
+class PairForm(NamedTuple):
+    """How one multiplication of bytes takes the place of two, as in Winograd's inner product.
+
+    Activations a and c meet codes w and v, which stand for w - bias and v - bias, in two of the fours of a record that
+    follow each other. With the highest digits of a and c, neither larger than `most`,
+
+        a·(w - bias) + c·(v - bias) = (a + v + most)·(c + w - half) - a·c + half·a - most·c - bias·(a + c)
+                                      - (v + most)·(w - half)
+
+    where the first factor is a byte without a sign and the second one with it. What depends on activations alone, or on
+    weights alone, is added up once for many products: they begin with that.
+
+    Lower digits are multiplied with the same bytes, v + most and w, as they are: so `half` is 0 with two digits, and
+    with one is what lets it be largest.
+    """
+
+    most: int
+    half: int
+
+    @property
+    def places(self) -> tuple[list[int], list[int]]:
+        """Where in a record, in the order of `word_order`, the first and the second codes of pairs are."""
+        first = [four * WORD + byte for four in range(0, BLOCK // WORD, 2) for byte in range(WORD)]
+        return first, [place + WORD for place in first]
+
+
+def pair_form(layout: PanelFormat, digits: int) -> PairForm | None:
+    """The pairs of codes of a type; None where bytes have no bits to spare, or groups of 16 would begin with another
+    number so often that nothing is won."""
+    bits = sum(layout.planes)
+    if layout.table or bits >= 8 or layout.group < BLOCK:
+        return None
+    if digits == 1:
+        return PairForm(ZERO - 2**bits // 2, 2**bits // 2)
+    return PairForm(ZERO - 2**bits, 0)
 
 
 def has_byte_codes(layout: PanelFormat) -> bool:

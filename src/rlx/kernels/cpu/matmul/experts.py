@@ -1,9 +1,11 @@
 """Every row times the matrix of its expert: `expert_matmul_kernel` on the blocks and panels of `matmul_quant`,
-`routed_matmul_kernel` on those of `matmul`. A block has rows of one expert, which it finds in the `Route`."""
+`int8_expert_kernel` on those of `int8_blocks`, `routed_matmul_kernel` on those of `matmul`. A block has rows of one
+expert, which it finds in the `Route`."""
 
 from __future__ import annotations
 
 from rlx.ir.dtype import DType
+from rlx.kernels.cpu.matmul.int8_blocks import BlockCodesMaker
 from rlx.kernels.cpu.matmul.matmul import MatmulMaker, Product, ResultBlock
 from rlx.kernels.cpu.matmul.quant import QuantMaker
 from rlx.kernels.cpu.matmul.route import Route
@@ -19,6 +21,13 @@ def expert_matmul_kernel(name: str, machine: Machine, layout: PanelFormat, exper
     `batch_stride` after the other. Behind the pointers of the product is that of the route
     (`rlx.ops.lowered.expert_products`)."""
     return _ExpertMaker(name, machine, layout, experts, product).build()
+
+
+def int8_expert_kernel(
+    name: str, machine: Machine, layout: PanelFormat, experts: int, product: Product, *, digits: int
+) -> Kernel:
+    """The same for rows A as `Int8Blocks` stores them, with codes of so many digits."""
+    return _Int8ExpertMaker(name, machine, layout, experts, product, digits).build()
 
 
 def routed_matmul_kernel(name: str, machine: Machine, experts: int, product: Product) -> Kernel:
@@ -69,6 +78,17 @@ class _ExpertMaker(_RoutedRows, QuantMaker):
     def __init__(self, name: str, machine: Machine, layout: PanelFormat, experts: int, product: Product) -> None:
         super().__init__(name, machine, layout, product)
         self.experts = experts
+
+
+class _Int8ExpertMaker(_RoutedRows, BlockCodesMaker):
+    def __init__(
+        self, name: str, machine: Machine, layout: PanelFormat, experts: int, product: Product, digits: int
+    ) -> None:
+        super().__init__(name, machine, layout, product, digits)
+        self.experts = experts
+
+    def is_one_tile(self, block: ResultBlock) -> Value:
+        return block.rows <= self.shape.tile_rows
 
 
 class _RoutedMaker(_RoutedRows):

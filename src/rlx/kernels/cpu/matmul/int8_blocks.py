@@ -16,8 +16,11 @@ as f32. Each row is added up in the same order either way.
 
 Many rows are limited by the multipliers, which make dot products as well as anything else that multiplies: of 256
 elements of a row and a vector of columns 128 dot products for two digits, 8 products with steps, 2 with scales, and 8
-with minimums if there are some. For 512 rows of 4096 by 1024 columns of Q4_K, one digit and tiles of four rows, 93 % of
-the time on Zen 4 were tiles, which by that count used the multipliers in 98 % of their cycles.
+with minimums if there are some. Where a machine adds vectors beside its multiplications, a dot product and two
+additions take the place of two dot products (`PairForm`). On Zen 5, as a share of the most dot products that the
+machine makes, 256 rows of Q4_K then reach 92 % with two digits and 75 % with one, in place of 83 % and 67 %. With two
+digits only the higher one is multiplied so: all work on vectors together is limited too, to 3.3 instructions a cycle or
+so.
 """
 
 from __future__ import annotations
@@ -35,37 +38,51 @@ from rlx.kernels.cpu.matmul.tiles import SumVectors
 from rlx.kernels.cpu.quant_codes import WORD, Codes, Panel
 from rlx.kernels.ir.loop_ir import Kernel, Value, ValueType
 from rlx.kernels.machines import Machine
-from rlx.ops.lowered.int8_products import SPANS, block_bytes, byte_bias
+from rlx.ops.lowered.int8_products import SPANS, PairForm, block_bytes, byte_bias, pair_form
 from rlx.quant.panels import PANEL_ROWS, RECORD, PanelFormat
 
 F32, I8, I32 = DType.F32, DType.I8, DType.I32
 # Rows of a tile: those of 8 rows keep their sums, their dot products and the codes of a record in 32 registers.
 TILE_ROWS = 8
 FEWER_ROWS = 4
-# Rows, by digits, and vectors of columns of a tile whose codes were taken out before: activations are read half as
-# often. Two digits have dot products of their own. The second are for 16 registers.
-WIDE_ROWS = {1: 6, 2: 4}
-FEWER_WIDE_ROWS = {1: 4, 2: 2}
-WIDE_VECTORS = 2
+# Rows and vectors of columns of a tile whose codes were taken out before, by digits: activations are read once for all
+# of its columns. Two digits have dot products of their own. The second are for 16 registers, the last for pairs.
+WIDE_TILES = {1: (6, 2), 2: (4, 2)}
+FEWER_WIDE_TILES = {1: (4, 2), 2: (2, 2)}
+PAIR_TILES = {1: (4, 2), 2: (2, 4)}
 # Rows of a block, which share the codes that are taken out of their words, and columns, which share the rows.
 ROWS = 256
 COLUMNS = 128
-# Records of a panel that all tiles go through before the next ones come: their codes stay in the first cache.
+# Records of a panel, and bytes of their codes, that all tiles go through before the next ones come: they stay in the
+# first cache.
 SOME_RECORDS = 32
+SOME_BYTES = 16 << 10
 
 
 def int8_block_kernel(name: str, machine: Machine, layout: PanelFormat, product: Product, *, digits: int = 1) -> Kernel:
     """C[m, n] = epilogue(A @ W) for rows A as `Int8Blocks` stores them, with codes of so many digits, and the panels B
     of W[k, n], both bytes."""
-    return _BlockMaker(name, machine, layout, product, digits).build()
+    return BlockCodesMaker(name, machine, layout, product, digits).build()
 
 
-def _shape(machine: Machine, product: Product) -> BlockShape:
+def _pairs(machine: Machine, layout: PanelFormat, digits: int) -> PairForm | None:
+    """How codes are multiplied in pairs, where that is faster."""
+    return pair_form(layout, digits) if machine.adds_beside_dots else None
+
+
+def _wide_tile(machine: Machine, layout: PanelFormat, digits: int) -> tuple[int, int]:
+    """Rows and vectors of columns of a tile whose codes were taken out before."""
+    if _pairs(machine, layout, digits):
+        return PAIR_TILES[digits]
+    return (WIDE_TILES if machine.vector_registers >= 32 else FEWER_WIDE_TILES)[digits]
+
+
+def _shape(machine: Machine, product: Product, vectors: int) -> BlockShape:
     count = len(product.bs)
     shape = block_shape(machine, F32, product.n, count, copies_a=False)
     tile_rows = TILE_ROWS if machine.vector_registers >= 32 else FEWER_ROWS
-    panels = max(1, COLUMNS // count // (WIDE_VECTORS * shape.lanes))
-    shape = shape._replace(vectors=WIDE_VECTORS, tile_rows=tile_rows, panels=panels)
+    panels = max(1, COLUMNS // count // (vectors * shape.lanes))
+    shape = shape._replace(vectors=vectors, tile_rows=tile_rows, panels=panels)
     # Half of the scratch is for sums.
     room = machine.copies_bytes // 2 // (count * shape.columns * F32.size_bytes)
     return shape._replace(rows=max(tile_rows, min(ROWS, room) // tile_rows * tile_rows))
@@ -84,23 +101,27 @@ class _Tile(NamedTuple):
     stop: Value
 
 
-class _BlockMaker(MatmulMaker):
+class BlockCodesMaker(MatmulMaker):
     def __init__(self, name: str, machine: Machine, layout: PanelFormat, product: Product, digits: int) -> None:
-        super().__init__(name, machine, product, True, F32, _shape(machine, product))
+        self.wide_rows, vectors = _wide_tile(machine, layout, digits)
+        # Rows of a tile that has registers for the sums of all digits.
+        self.rows_of_digits = (WIDE_TILES if machine.vector_registers >= 32 else FEWER_WIDE_TILES)[digits][0]
+        super().__init__(name, machine, product, True, F32, _shape(machine, product, vectors))
         k, n = product.weight_shape
         self.layout, self.digits = layout, digits
-        self.wide_rows = (WIDE_ROWS if machine.vector_registers >= 32 else FEWER_WIDE_ROWS)[digits]
         self.last_panel = -(-n // PANEL_ROWS) - 1
         self.panel_bytes = layout.panel_bytes(k)
         self.lanes = min(self.shape.lanes, PANEL_ROWS)
         self.codes = [Codes(self.k, self.machine, layout, b.buffer, self.lanes) for b in self.bs]
         self.records = k // RECORD
-        self.record_bytes = block_bytes(RECORD, digits)
+        self.record_bytes = block_bytes(layout, RECORD, digits)
         self.bias = byte_bias(layout)
         self.byte_dots = byte_dots(self.k, machine, layout, self.lanes)
         self.few_columns = few_columns(self.shape, self.last_panel + 1, self.panel_bytes * len(self.bs))
-        self.some = min(self.records, SOME_RECORDS)
-        self.scratch = int8_scratch(self.k, layout, self.lanes, self.shape.vectors, self.some)
+        self.some = min(self.records, SOME_RECORDS, SOME_BYTES // (RECORD * self.lanes * vectors))
+        pairs = _pairs(machine, layout, digits)
+        self.has_pairs = pairs is not None
+        self.scratch = int8_scratch(self.k, layout, self.lanes, vectors, self.some, pairs)
 
     def block_columns(self) -> Value:
         k = self.k
@@ -109,17 +130,21 @@ class _BlockMaker(MatmulMaker):
 
     def panels(self, block: ResultBlock) -> None:
         k = self.k
-        with k.when(self.m <= self.shape.tile_rows):
+        with k.when(self.is_one_tile(block)):
             self.one_tile(block)
         with k.otherwise(), k.loop("step", 0, self.records, self.some) as start:
             self.many_tiles(block, start, k.min(start + self.some, self.records))
+
+    def is_one_tile(self, block: ResultBlock) -> Value:
+        """Whether a block has so few rows that its codes are read as they lie: of all blocks, or of none."""
+        return self.m <= self.shape.tile_rows
 
     def one_tile(self, block: ResultBlock) -> None:
         """Rows that are one tile, and all records of one vector of columns after the other."""
         k, stop = self.k, self.k.as_index(self.records)
         for number in range(len(self.bs)):
             with k.loop("column", 0, block.columns, self.lanes) as inside:
-                panel = self.panel_at(number, block.column + inside)
+                panel = self.panel_at(number, block, inside)
                 for count in self.counts(block.rows, self.shape.tile_rows):
                     fields = [InWords(panel)]
                     rows = self.rows_from(block, self.zero, count)
@@ -132,7 +157,7 @@ class _BlockMaker(MatmulMaker):
         for number in range(len(self.bs)):
             with k.loop("column", 0, block.columns, self.shape.vectors * self.lanes) as inside:
                 for vector, taken in enumerate(fields):
-                    panel = self.panel_at(number, block.column + inside + vector * self.lanes)
+                    panel = self.panel_at(number, block, inside + vector * self.lanes)
                     taken.take(InWords(panel), stop)
                 with k.loop("row", 0, block.rows, size) as row:
                     for count in self.counts(block.rows - row, size):
@@ -151,12 +176,14 @@ class _BlockMaker(MatmulMaker):
     def rows_from(self, block: ResultBlock, row: Value, count: int) -> list[Value]:
         """So many rows of A; where there are fewer the last one is repeated."""
         lines = [self.k.min(row + r, block.rows - 1) if r else row for r in range(count)]
-        return [self.a.at(block.batch, block.row + line, self.zero).at(0, 0) for line in lines]
+        return [self.a.at(block.batch, self.row_of(block.row + line), self.zero).at(0, 0) for line in lines]
 
-    def panel_at(self, number: int, column: Value) -> Panel:
+    def panel_at(self, number: int, block: ResultBlock, inside: Value) -> Panel:
         """The panel of a vector of columns; those after the last one are its own."""
+        b, column = self.bs[number], block.column + inside
+        first = b.offset + block.batch * b.strides[0]
         panel = self.k.min(column // PANEL_ROWS, self.last_panel)
-        return Panel(self.codes[number], self.bs[number].offset + panel * self.panel_bytes, column % PANEL_ROWS)
+        return Panel(self.codes[number], first + panel * self.panel_bytes, column % PANEL_ROWS)
 
     def tile_sums(self, tile: _Tile) -> None:
         """Add the products of some rows and columns over some records to the sums."""
@@ -194,16 +221,18 @@ class _BlockMaker(MatmulMaker):
         lines = [row + record * self.record_bytes for row in tile.rows]
         places = [fields.place(record) for fields in tile.fields]
         for group in range(groups):
-            # Behind the scale there are the sums of both halves of the codes and of all.
-            which = 1 + group if groups == 2 else 3
             fours = [fields.fours(place, group) for fields, place in zip(tile.fields, places)]
-            dots = self.group_dots(fours, lines, group, which)
+            taken = [(f, place) for f, place in zip(tile.fields, places) if isinstance(f, TakenOut)]
+            if self.has_pairs and taken:
+                dots = self.pair_dots(fours, lines, [f.pair_start(place) for f, place in taken])
+            else:
+                dots = self.group_dots(fours, lines, group)
             scales = [f.scales(place, group, h) for f, place, h in zip(tile.fields, places, heads)]
             for number, dot in enumerate(dots):
                 (step, minimum), line = scales[number // len(lines)], lines[number % len(lines)]
                 sums[number] = k.fma(step, k.cast(dot, F32), sums[number])
                 if minimum is not None:
-                    sums[number] = k.fma(self.number(line, which, F32), minimum, sums[number])
+                    sums[number] = k.fma(self.number(line, 1 + group, F32), minimum, sums[number])
         return sums
 
     def number(self, line: Value, which: int, dtype: DType) -> Value:
@@ -212,11 +241,39 @@ class _BlockMaker(MatmulMaker):
         place = line + (self.digits * RECORD + which * WORD)
         return k.splat(k.bitcast(k.load(self.a.buffer, place, lanes=WORD), ValueType(dtype)), self.lanes)
 
-    def group_dots(self, fours: list[list[Value]], lines: list[Value], group: int, which: int) -> list[Value]:
+    def pair_dots(self, fours: list[list[Value]], lines: list[Value], columns: list[Value]) -> list[Value]:
+        """Dot products over a record, those of the highest digit two in one multiplication."""
+        top = self.digits - 1
+        rows = [self.number(line, 2, I32) for line in lines]
+        dots = [[row for _ in columns for row in rows], [column for column in columns for _ in rows]]
+        if not top:
+            dots = [[row + column for row, column in zip(*dots)]]
+        for number in range(0, len(fours[0]), 2):
+            for digit in range(self.digits):
+                at = number * WORD + digit * RECORD
+                both = [(self.activations(line + at), self.activations(line + (at + WORD))) for line in lines]
+                met = [(*codes[number : number + 2], *row) for codes in fours for row in both]
+                added = self.pair_added if digit == top else self.two_added
+                dots[digit] = [added(known, *each) for known, each in zip(dots[digit], met)]
+        *lower, found = dots
+        for sums in lower:
+            found = [(high << 8) + low for high, low in zip(found, sums)]
+        return found
+
+    def pair_added(self, known: Value, first_code: Value, second_code: Value, first: Value, second: Value) -> Value:
+        k = self.k
+        return k.dot4(
+            known, k.bitcast(first, second_code.type) + second_code, second + k.bitcast(first_code, first.type)
+        )
+
+    def two_added(self, known: Value, first_code: Value, second_code: Value, first: Value, second: Value) -> Value:
+        return self.k.dot4(self.k.dot4(known, first_code, first), second_code, second)
+
+    def group_dots(self, fours: list[list[Value]], lines: list[Value], group: int) -> list[Value]:
         """Dot products of vectors of columns and rows over a group of a record."""
         k, count = self.k, len(fours) * len(lines)
         zeros: list[Value] = [k.const(0, ValueType(I32, self.lanes))] * count
-        starts = [self.number(line, which, I32) for line in lines] * len(fours) if self.bias else zeros
+        starts = [self.number(line, 1 + group, I32) for line in lines] * len(fours) if self.bias else zeros
         first = group * len(fours[0])
 
         def added(sums: list[Value], number: int, digit: int) -> list[Value]:
@@ -234,12 +291,12 @@ class _BlockMaker(MatmulMaker):
         numbers = range(len(fours[0]))
         runs = [numbers[i : i + self.byte_dots.run] for i in range(0, len(numbers), self.byte_dots.run)]
         totals = [starts] + [zeros] * (self.digits - 1)
-        if len(lines) > self.wide_rows:
+        if len(lines) > self.rows_of_digits:
             # There are no registers for the sums of another digit: what one adds up to is moved up to the next one.
             found = totals[-1]
             for digit in reversed(range(self.digits)):
                 if digit < self.digits - 1:
-                    found = [(higher << 8) + start for higher, start in zip(found, totals[digit])]
+                    found = [(high << 8) + start for high, start in zip(found, totals[digit])]
                 for run in runs:
                     (found,) = run_added([found], run, [digit])
             return found
@@ -247,7 +304,7 @@ class _BlockMaker(MatmulMaker):
             totals = run_added(totals, run, range(self.digits))
         *lower, found = totals
         for sums in reversed(lower):
-            found = [(higher << 8) + low for higher, low in zip(found, sums)]
+            found = [(high << 8) + low for high, low in zip(found, sums)]
         return found
 
     def activations(self, place: Value) -> Value:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
-from rlx.ops.lowered.int8_products import BLOCK, SPANS, Int8Blocks, block_bytes, highest_code
-from rlx.quant.panels import word_order
+from rlx.ops.lowered.int8_products import (
+    BLOCK,
+    SPANS,
+    WORD,
+    Int8Blocks,
+    PairForm,
+    block_bytes,
+    byte_bias,
+    highest_code,
+    pair_form,
+)
+from rlx.quant.panels import PanelFormat, word_order
 
 # Elements that one parallel iteration turns into codes, about.
 CHUNK_ELEMENTS = 1 << 14
@@ -21,13 +32,14 @@ CHUNK_ELEMENTS = 1 << 14
 def int8_blocks(site: OpSite) -> None:
     k, (x,), (y,) = site.k, site.inputs, site.outputs
     assert isinstance(site.op, Int8Blocks)
-    digits, bias = site.op.digits, site.op.bias
+    layout, digits = site.op.scheme.panel_format, site.op.digits
+    assert layout is not None
     depth = int(x.shape.dims[-1])
     rows = site.size(product(x.shape.dims[:-1]))
     chunk = max(1, CHUNK_ELEMENTS // max(1, depth))
     lanes = min(BLOCK, site.machine.lanes(DType.F32))
-    row_bytes, record_bytes = int(y.shape.dims[-1]), block_bytes(BLOCK, digits)
-    order = word_order(site.op.per_byte)
+    row_bytes, record_bytes = int(y.shape.dims[-1]), block_bytes(layout, BLOCK, digits)
+    order = word_order(layout.per_byte)
     span, count = SPANS[digits], depth // BLOCK
     with k.parallel("chunk", k.ceildiv(rows, chunk)) as number:
         first = number * chunk
@@ -39,29 +51,68 @@ def int8_blocks(site: OpSite) -> None:
 
             with k.fold("block", start, stop, init=[k.const(0.0, ValueType(DType.F32, lanes))]) as fold:
                 fold.next(functools.reduce(k.max, map(k.abs, loaded(fold.index)), fold.values[0]))
-            scale = k.reduce("max", fold.results[0]) * (1 / highest_code(digits))
+            scale = k.reduce("max", fold.results[0]) * (1 / highest_code(layout, digits))
             inverse = k.splat(k.select(scale > 0.0, k.const(1.0, DType.F32) / scale, 0.0), lanes)
             with k.loop("block", start, stop) as block:
                 to = y.offset + row * row_bytes + block * record_bytes
-                rest = [k.cast(k.op("round", value * inverse), DType.I32) for value in loaded(block)]
-                sums = _sums(k, rest)
-                numbers = [scale, *(total * -bias if bias else k.cast(total, DType.F32) for total in sums)]
-                for digit in range(digits):
-                    # What is cut off is what the next digit has 256 of: rounded, so that digits have either sign.
-                    _store_in_order(k, y.buffer, to + digit * BLOCK, [k.cast(r, DType.U8) for r in rest], order)
-                    rest = [(r + 128) >> 8 for r in rest]
+                codes = [k.cast(k.op("round", value * inverse), DType.I32) for value in loaded(block)]
+                parts = _digits(codes, digits)
+                for digit, part in enumerate(parts):
+                    _store_in_order(k, y.buffer, to + digit * BLOCK, [k.cast(x, DType.U8) for x in part], order)
+                totals = _sums(k, layout, codes)
+                bias, pairs = byte_bias(layout), pair_form(layout, digits)
+                numbers = [scale, *(total * -bias if bias else k.cast(total, DType.F32) for total in totals)]
+                if pairs is not None:
+                    numbers.append(totals[0] * -bias + _pair_start(k, pairs, parts, order))
                 for j, value in enumerate(numbers):
-                    k.store(y.buffer, to + (digits * BLOCK + 4 * j), k.bitcast(value, ValueType(DType.U8, 4)))
+                    k.store(y.buffer, to + (digits * BLOCK + WORD * j), k.bitcast(value, ValueType(DType.U8, WORD)))
 
 
-def _sums(k: KernelBuilder, codes: list[Value]) -> list[Value]:
-    """Of the first half, the second and all of them."""
-    parts = [k.reduce("add", part) if part.lanes > 1 else part for part in codes]
-    if len(parts) == 1:
-        parts = [k.reduce("add", k.shuffle(codes[0], range(half, half + BLOCK // 2))) for half in (0, BLOCK // 2)]
-    middle = len(parts) // 2
-    first, second = (functools.reduce(operator.add, half) for half in (parts[:middle], parts[middle:]))
-    return [first, second, first + second]
+def _digits(codes: list[Value], count: int) -> list[list[Value]]:
+    """The digits of some codes, the lowest of all first."""
+    found, rest = [], codes
+    for _ in range(count - 1):
+        # What is cut off is what the next digit has 256 of: rounded, so that digits have either sign.
+        high = [(x + 128) >> 8 for x in rest]
+        found.append([x - (h << 8) for x, h in zip(rest, high)])
+        rest = high
+    return [*found, rest]
+
+
+def _sums(k: KernelBuilder, layout: PanelFormat, codes: list[Value]) -> list[Value]:
+    """Of the codes of each group."""
+    groups = [range(first, first + layout.group) for first in range(0, BLOCK, layout.group)]
+    return [_total(k, _picked(k, codes, group)) for group in groups]
+
+
+def _pair_start(k: KernelBuilder, pairs: PairForm, digits: list[list[Value]], order: list[int]) -> Value:
+    """What products of pairs begin with for the digits of a block, but for the bias of the weight."""
+    first, second = ([order[place] for place in places] for places in pairs.places)
+    found: Value = k.const(0, DType.I32)
+    for digit in reversed(digits):
+        terms = [c * -pairs.most for c in _picked(k, digit, second)]
+        if digit is digits[-1]:
+            highest = zip(_picked(k, digit, first), _picked(k, digit, second))
+            terms = [term + (a * pairs.half - a * c) for term, (a, c) in zip(terms, highest)]
+        found = (found << 8) + _total(k, terms)
+    return found
+
+
+def _picked(k: KernelBuilder, parts: list[Value], elements: Sequence[int]) -> list[Value]:
+    """Some elements of a block: as one vector if there are vectors."""
+    if parts[0].lanes == 1:
+        return [parts[element] for element in elements]
+    return [k.shuffle(_joined(k, parts), elements)]
+
+
+def _joined(k: KernelBuilder, parts: list[Value]) -> Value:
+    while len(parts) > 1:
+        parts = [k.shuffle(x, range(2 * x.lanes), y) for x, y in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def _total(k: KernelBuilder, parts: list[Value]) -> Value:
+    return functools.reduce(operator.add, [k.reduce("add", part) if part.lanes > 1 else part for part in parts])
 
 
 def _store_in_order(k: KernelBuilder, to: Buffer, place: Value, parts: list[Value], order: list[int]) -> None:
@@ -69,6 +120,4 @@ def _store_in_order(k: KernelBuilder, to: Buffer, place: Value, parts: list[Valu
         for position, element in enumerate(order):
             k.store(to, place + position, parts[element])
         return
-    while len(parts) > 1:
-        parts = [k.shuffle(x, range(2 * x.lanes), y) for x, y in zip(parts[::2], parts[1::2])]
-    k.store(to, place, k.shuffle(parts[0], order))
+    k.store(to, place, k.shuffle(_joined(k, parts), order))
