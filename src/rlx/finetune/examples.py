@@ -180,8 +180,8 @@ def _message(what: str, message: Any) -> dict[str, Any]:
     if content is None and message.get("tool_calls"):
         content = ""
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if not all(isinstance(text, str) for text in texts):
+        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if len(texts) < len(content):
             raise FormatError(f'{what}: only parts {{"type": "text", "text": ".."}} can be learned from')
         content = "".join(texts)
     if not isinstance(content, str):
