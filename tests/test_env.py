@@ -1,3 +1,5 @@
+"""Settings from the environment: what wins, how text is read as a value, and overrides that end."""
+
 import os
 import threading
 

@@ -1,3 +1,5 @@
+"""Knobs: from where each takes its value, what is refused, and how long an override lasts."""
+
 import contextvars
 import threading
 from pathlib import Path

@@ -1,13 +1,16 @@
 """The public namespace: what `dir(rlx)` shows, and the module map of the Rust RLX."""
 
 import importlib
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 import rlx
+from rlx import ops
 from rlx.errors import RlxError
 
 MODULE_MAP = [
@@ -27,6 +30,12 @@ def test_what_is_shown():
     for name in ("jit", "grad", "Graph", "Session", "load", "relu", "softmax", "numpy", "nn", "device_put"):
         assert name in shown
     assert not {"Any", "importlib", "annotations", "TYPE_CHECKING", "operands", "arithmetic"} & {*shown}
+
+
+def test_type_checkers_see_the_ops_that_are_loaded_later():
+    text = Path(ops.__file__).read_text()
+    seen = re.findall(r"^    from (rlx\.ops\.\S+) import \*", text, re.MULTILINE)
+    assert sorted(ops._LATER) == sorted(seen)
 
 
 @pytest.mark.parametrize("name", MODULE_MAP)

@@ -1,3 +1,5 @@
+"""Traces for Perfetto: what is recorded, and that the file can be read at any moment."""
+
 import json
 import os
 import subprocess

@@ -6,23 +6,20 @@ reverse mode, the same two applied to the gradient for second order, and a Pytho
 
 from __future__ import annotations
 
-import functools
 import zlib
 
 import numpy as np
 import pytest
 
-import rlx.sparse  # noqa: F401  (its ops are tested, too)
+from op_samples import LEAVES, sample_graph, samples_of
 from rlx.autodiff.derive import no_rule
 from rlx.autodiff.graphs import GradWithLossOptions, grad_with_loss_opts, jvp, vmap
 from rlx.errors import NoJvpRule
 from rlx.ir.binding import bind_graph
-from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.verify import verify_all
 
-LEAVES = {"Input", "Param", "Constant", "Project"}
 TOLERANCES = {
     "f64": 1e-6,
     "c128": 1e-6,
@@ -35,11 +32,6 @@ TOLERANCES = {
 }
 
 
-@functools.cache
-def samples_of(name):
-    return list(OP_CLASSES[name].samples())
-
-
 def widened(sample):
     """The dtype in which the sample is differentiated: the widest that it sweeps, or None when it has no floats."""
     for dtype in ("f64", "c128"):
@@ -48,16 +40,8 @@ def widened(sample):
     return sample.dtypes[0] if sample.dtypes[0] in ("f32", "c64", "f16", "bf16") else None
 
 
-def symbolic_graph(sample, dtype):
-    graph = Graph("sample")
-    inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
-    result = graph.append_node(sample.op, inputs)
-    graph.set_outputs(result if isinstance(result, tuple) else [result])
-    return graph
-
-
-def sample_graph(sample, dtype):
-    return bind_graph(symbolic_graph(sample, dtype), sample.binding)
+def bound_graph(sample, dtype):
+    return bind_graph(sample_graph(sample, dtype), sample.binding)
 
 
 def seed_of(sample):
@@ -73,7 +57,7 @@ def wide(array):
 
 
 def differentiable(sample, dtype):
-    graph = sample_graph(sample, dtype)
+    graph = bound_graph(sample, dtype)
     floats_in = [n.op.key for n in graph.inputs if n.shape.dtype.is_inexact and not n.shape.dtype.is_storage]
     floats_out = [i for i, o in enumerate(graph.outputs) if graph.shape(o).dtype.is_inexact]
     return graph, floats_in, floats_out
@@ -235,8 +219,8 @@ def symbolic_parameters(rule):
 
 def assert_binding_commutes(transform, sample, dtype, inputs):
     """Transforming with symbols and binding them gives what transforming the bound graph gives."""
-    late = interpret(bind_graph(transform(symbolic_graph(sample, dtype)), sample.binding), inputs)
-    early = interpret(transform(sample_graph(sample, dtype)), inputs)
+    late = interpret(bind_graph(transform(sample_graph(sample, dtype)), sample.binding), inputs)
+    early = interpret(transform(bound_graph(sample, dtype)), inputs)
     for a, b in zip(late, early, strict=True):
         assert_close(a, b, dtype, factor=64)
 
@@ -265,7 +249,7 @@ def test_vjp_keeps_symbols(sample):
 @pytest.mark.parametrize("sample", symbolic_parameters("batch"))
 def test_batch_keeps_symbols(sample):
     dtype = widened(sample) or sample.dtypes[0]
-    keys = [n.op.key for n in sample_graph(sample, dtype).inputs]
+    keys = [n.op.key for n in bound_graph(sample, dtype).inputs]
     if not keys:
         pytest.skip("no operands")
     inputs = {k: np.stack([a, a]) for k, a in zip(keys, sample.arrays(dtype))}
@@ -275,7 +259,7 @@ def test_batch_keeps_symbols(sample):
 @pytest.mark.parametrize("sample", list(parameters("batch")))
 def test_batch_is_a_loop(sample):
     dtype = widened(sample) or sample.dtypes[0]
-    graph = sample_graph(sample, dtype)
+    graph = bound_graph(sample, dtype)
     keys = [n.op.key for n in graph.inputs]
     if not keys:
         pytest.skip("no operands")

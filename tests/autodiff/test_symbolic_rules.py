@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_rules import LEAVES, differentiable, random_like, samples_of, seed_of, widened
+from test_rules import differentiable, random_like, seed_of, widened
 
+from op_samples import LEAVES, sample_graph, samples_of
 from rlx.autodiff.derive import no_rule
 from rlx.autodiff.graphs import GradWithLossOptions, grad_with_loss_opts, jvp, vmap
 from rlx.errors import OpError
-from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.op import OP_CLASSES
 
@@ -21,14 +21,6 @@ def symbolic_samples(*rules):
         for index, sample in enumerate(samples_of(name)):
             if sample.binding and all(no_rule(sample.op, rule) is None for rule in rules):
                 yield pytest.param(sample, id=f"{name}-{sample.op.mnemonic}-{index}")
-
-
-def symbolic_graph(sample, dtype):
-    graph = Graph("sample")
-    inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
-    result = graph.append_node(sample.op, inputs)
-    graph.set_outputs(result if isinstance(result, tuple) else [result])
-    return graph
 
 
 def assert_same(got, expected):
@@ -45,7 +37,7 @@ def test_derivatives(sample):
     bound, floats_in, floats_out = differentiable(sample, dtype)
     if not floats_in or not floats_out:
         pytest.skip("no path from a float operand to a float result")
-    graph = symbolic_graph(sample, dtype)
+    graph = sample_graph(sample, dtype)
     arrays = dict(zip((n.op.key for n in graph.inputs), sample.arrays(dtype)))
     rng = np.random.default_rng(seed_of(sample))
     tangents = {f"tangent_{k}": random_like(rng, arrays[k]) for k in floats_in}
@@ -61,7 +53,7 @@ def test_derivatives(sample):
 @pytest.mark.parametrize("sample", list(symbolic_samples("batch")))
 def test_batches_of_unknown_size(sample):
     dtype = widened(sample) or sample.dtypes[0]
-    graph, bound = symbolic_graph(sample, dtype), differentiable(sample, dtype)[0]
+    graph, bound = sample_graph(sample, dtype), differentiable(sample, dtype)[0]
     keys = [n.op.key for n in graph.inputs]
     stacks = [sample.arrays(dtype, seed) for seed in range(2)]
     for chosen in [keys, *([k] for k in keys[:4] if len(keys) > 1)]:

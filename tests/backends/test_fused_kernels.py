@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp, softmax
 
 import rlx
+from op_samples import LEAVES, sample_graph, samples_of
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx import ops
 from rlx.autodiff.graphs import grad_with_loss
@@ -297,7 +298,6 @@ def test_any_number_of_threads_gives_the_same_bits():
 SWEPT = ("f32", "bf16", "i32", "bool")
 
 
-LEAVES = ("Input", "Param", "Constant", "Project")
 # Their vectors may have either sign: test_factorization_kernels and test_pair_factors compare what they stand for.
 UP_TO_SIGNS = ("Eig", "Eigh", "Svd")
 COMPUTED = [n for n, c in OP_CLASSES.items() if not c.effect and n not in (*LEAVES, *UP_TO_SIGNS)]
@@ -307,17 +307,14 @@ COMPUTED = [n for n, c in OP_CLASSES.items() if not c.effect and n not in (*LEAV
 def test_samples_of_every_op(name):
     """Two samples, in two types where there are two. tests/conformance has the others, and values of all kinds: a tenth
     of them in `make test`, all in `make test-long`."""
-    for number, sample in enumerate(list(OP_CLASSES[name].samples())[:2]):
+    for number, sample in enumerate(samples_of(name)[:2]):
         dtypes = [d for d in sample.dtypes if d in SWEPT][:2]
         if dtypes:
             check_sample(sample, dtypes[number % len(dtypes)])
 
 
 def check_sample(sample, dtype):
-    graph = rlx.Graph("sample")
-    operands = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
-    result = graph.append_node(sample.op, operands)
-    graph.set_outputs(result if isinstance(result, tuple) else [result])
+    graph = sample_graph(sample, dtype)
     known = {s for n in graph.inputs for s in n.shape.dynamic_symbols()}
     if set(graph.dynamic_symbols()) - known:
         graph = graph.bind(sample.binding)

@@ -7,8 +7,6 @@ compiled program must do what the reference does (`test_backends_do_what_the_ref
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -17,6 +15,7 @@ import rlx.hir  # fills the registry
 import rlx.ops as ops
 import rlx.sparse  # registers ops
 from conformance.backends_here import BY_OTHERS, each_backend, skip_other_samples
+from op_samples import LEAVES, applied, samples_of
 from rlx.compile.claims.legalize import LegalizeError
 from rlx.errors import BindingError, InternalError, RlxError, ShapeError
 from rlx.ir.binding import bind_graph
@@ -28,22 +27,8 @@ from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
 from rlx.ir.text.graph_text import parse, show
 
-LEAVES = {"Input", "Param", "Constant", "Project"}
 BACKENDS = each_backend(pytest.mark.targets)
 DEVICES = ("reference", *BACKENDS)
-
-
-def applied(op, shapes):
-    """A graph that applies `op` to one input per type and returns all results."""
-    graph = Graph("sample")
-    result = graph.append_node(op, [graph.input(f"x{i}", shape) for i, shape in enumerate(shapes)])
-    graph.set_outputs(result if isinstance(result, tuple) else [result])
-    return graph
-
-
-@functools.cache
-def samples_of(name):
-    return list(OP_CLASSES[name].samples())
 
 
 # What the constraints say against what `infer` says

@@ -11,13 +11,12 @@ import functools
 import pytest
 
 import rlx.backends.cpu  # noqa: F401  (makes its generator known)
+from op_samples import LEAVES, sample_graph, samples_of
 from rlx.compile.compiler import CompilePipeline
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph
 from rlx.ir.leaves import Project
 from rlx.ir.op import OP_CLASSES
 
-LEAVES = {"Input", "Param", "Constant", "Project"}
 # One type of each kind is enough: kernels differ by kind, not by width.
 SWEPT = {"f32", "bf16", "i32", "u8", "bool", "c64"}
 
@@ -64,12 +63,9 @@ def calls_of(name):
     """What is called when the samples of an op run, with an example of each."""
     found: dict[str, str] = {}
     pipeline = CompilePipeline.new("cpu")
-    for sample in OP_CLASSES[name].samples():
+    for sample in samples_of(name):
         for dtype in kernel_types(sample):
-            graph = Graph("sample")
-            inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
-            result = graph.append_node(sample.op, inputs)
-            graph.set_outputs(result if isinstance(result, tuple) else [result])
+            graph = sample_graph(sample, dtype)
             compiled = pipeline.compile(graph)
             for lir in (compiled.lir, compiled.prepare):
                 for kernel in lir.kernels if lir is not None else ():

@@ -11,7 +11,6 @@ registered `Target`: programs and values take the road of every user, and values
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +31,7 @@ from conformance.differences import (
     Elements,
     forgiven,
 )
+from op_samples import LEAVES, sample_graph, samples_of
 from rlx.backends.text_gpu.code import codes_of
 from rlx.compile.claims.legalize import LegalizeError
 from rlx.compile.target import Found, select, targets
@@ -44,7 +44,6 @@ from rlx.ir.op import OP_CLASSES
 from rlx.ops.define.samples import Sample
 
 # Ops without samples of their own: leaves, and the projection that every op with several results uses.
-LEAVES = {"Input", "Param", "Constant", "Project"}
 OPS = [name for name, cls in OP_CLASSES.items() if name not in LEAVES and cls.__module__.startswith("rlx.")]
 
 POISONS = ("nan", "inf", "-inf", "largest", "-largest", "subnormal", "-0")
@@ -76,10 +75,7 @@ class Case(NamedTuple):
 
     def graph(self) -> Graph:
         """The op on one input per operand, with all of its results."""
-        graph = Graph("sample")
-        inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(self.sample.shapes(self.dtype))]
-        result = graph.append_node(self.sample.op, inputs)
-        graph.set_outputs(result if isinstance(result, tuple) else [result])
+        graph = sample_graph(self.sample, self.dtype)
         given = {symbol for shape in self.sample.shapes(self.dtype) for symbol in shape.dynamic_symbols()}
         # Sizes of results that no operand has are known to the sample alone.
         return graph if given >= {*self.sample.binding} else bind_graph(graph, self.sample.binding)
@@ -95,11 +91,6 @@ class Failure(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.backend}: {self.case}, values {self.values}: {self.what}"
-
-
-@functools.cache
-def samples_of(name: str) -> tuple[Sample, ...]:
-    return tuple(OP_CLASSES[name].samples())
 
 
 def cases(name: str) -> list[Case]:

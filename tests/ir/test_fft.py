@@ -1,3 +1,5 @@
+"""What plans of Fourier transforms say, against NumPy's transforms."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Tiles, strides and ragged arrays against NumPy's."""
+
 import numpy as np
 import pytest
 

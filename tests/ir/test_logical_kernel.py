@@ -1,3 +1,5 @@
+"""Which ops a target keeps whole: its own kernels, common ones, or decompositions."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Phases of a graph: what may run before its heavy part, that part, and what follows it."""
+
 from __future__ import annotations
 
 import pytest

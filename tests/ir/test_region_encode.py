@@ -1,3 +1,5 @@
+"""Elementwise regions as numbers for kernels of devices: codes, limits, slices of a batch."""
+
 import numpy as np
 import pytest
 

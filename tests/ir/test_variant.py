@@ -1,3 +1,5 @@
+"""Variants of a model: what binds their symbols, and keys that are the same in every process."""
+
 import subprocess
 import sys
 

@@ -10,6 +10,7 @@ from c_runs import Case, copied
 
 import rlx.backends.cpu
 import rlx.sparse  # noqa: F401  (registers ops)
+from op_samples import LEAVES, sample_graph, samples_of
 from rlx.backends.native import kernels as native
 from rlx.compile.compiler import CompilePipeline
 from rlx.ir.binding import infer_binding
@@ -72,7 +73,6 @@ def graph_cases(
 # One type of each kind is enough: kernels differ by kind, not by width. f64 has expansions of its own.
 SWEPT = {"f32", "f64", "bf16", "f16", "i32", "u8", "bool", "c64"}
 # Not loop kernels, or nothing at all.
-LEAVES = {"Input", "Param", "Constant", "Project"}
 OPS = [n for n, c in OP_CLASSES.items() if n not in LEAVES and c.__module__.startswith(("rlx.ops", "rlx.sparse"))]
 
 
@@ -80,12 +80,9 @@ def op_cases(name: str, most: int | None = None) -> list[Case]:
     """The kernels of an op's samples, each form once, and those of maps and rows again with NaNs, infinities,
     subnormals and zeros of both signs among their operands; at most so many."""
     found: dict[str, Case] = {}
-    for sample in OP_CLASSES[name].samples():
+    for sample in samples_of(name):
         for dtype in [d for d in sample.dtypes if d in SWEPT] or sample.dtypes[:1]:
-            graph = Graph("sample")
-            inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
-            result = graph.append_node(sample.op, inputs)
-            graph.set_outputs(result if isinstance(result, tuple) else [result])
+            graph = sample_graph(sample, dtype)
             arrays = {f"x{i}": a for i, a in enumerate(sample.arrays(dtype))}
             for case in graph_cases(graph, arrays, sizes=sample.binding):
                 found.setdefault(case.kernel.text, case)

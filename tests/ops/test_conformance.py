@@ -6,30 +6,18 @@ symbolic with bound, decomposition with eval, text and files with the graph.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
-import rlx.ops
-import rlx.sparse  # noqa: F401  (both fill the registry)
+from op_samples import LEAVES, sample_graph, samples_of
 from rlx.ir.binding import bind_graph, infer_binding
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.op import OP_CLASSES
 from rlx.ir.rewrite.rebuild import rebuild
 from rlx.ir.serialize import from_bytes, from_json, to_bytes, to_json
 from rlx.ir.text.graph_text import large_constants, parse, show
 from rlx.ir.verify import verify_all
-
-# Ops without samples of their own: leaves, and the projection that every op with several results uses.
-LEAVES = {"Input", "Param", "Constant", "Project"}
-
-
-@functools.cache
-def samples_of(name):
-    return list(OP_CLASSES[name].samples())
 
 
 def all_samples():
@@ -41,15 +29,6 @@ def all_samples():
 
 
 SAMPLES = list(all_samples())
-
-
-def sample_graph(sample, dtype):
-    """A graph that applies the sample's op to one input per operand and returns all results."""
-    graph = Graph("sample")
-    inputs = [graph.input(f"x{i}", shape) for i, shape in enumerate(sample.shapes(dtype))]
-    result = graph.append_node(sample.op, inputs)
-    graph.set_outputs(result if isinstance(result, tuple) else [result])
-    return graph
 
 
 def not_contiguous(array):

@@ -85,7 +85,7 @@ if typing.TYPE_CHECKING:
     from rlx.ops.splat.render import *
     from rlx.ops.splat.steps import *
 
-# In the order in which a name is looked for: what models hold comes first.
+# The same modules as type checkers see them above, in the order in which a name is looked for: what models hold first.
 _LATER = (
     "rlx.ops.nn.norms",
     "rlx.ops.attn.operands",

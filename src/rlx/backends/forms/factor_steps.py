@@ -276,6 +276,25 @@ def _pairings(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return table, np.argsort(table, axis=1).astype(np.int32)
 
 
+def _turned_pairs(x: Any, y: Any, columns: int) -> tuple[Any, Any]:
+    """Rows x and then y after the rotations that make the first `columns` of each pair orthogonal, and how far from
+    that they were: |x·y| / (|x| |y|)."""
+    p, q = narrow(x, -1, 0, columns), narrow(y, -1, 0, columns)
+    alpha, beta = (reduce_sum(_squares(u), -1, keepdims=True) for u in (p, q))
+    gamma = reduce_sum(p * conjugated(q), -1, keepdims=True)
+    size, bound = abs_(gamma), sqrt(alpha) * sqrt(beta)
+    share = where(gt(bound, 0.0), size / where(gt(bound, 0.0), bound, 1.0), 0.0)
+    turns = gt(share, _ORTHOGONAL)
+    size = where(turns, size, 1.0)
+    phase = where(turns, gamma, 0.0) / size
+    zeta = (beta - alpha) / (2.0 * size)
+    tangent = copysign(1.0 / (abs_(zeta) + hypot(zeta, full_like(zeta, 1.0))), zeta)
+    cosine = 1.0 / hypot(tangent, full_like(tangent, 1.0))
+    cosine, sine = where(turns, cosine, 1.0), where(turns, cosine * tangent, 0.0)
+    after = concat([cosine * x - sine * phase * y, sine * conjugated(phase) * x + cosine * y], -2)
+    return after, share
+
+
 def orthogonal_rows(op: Op, *operands: Any) -> Form:
     """Jacobi's rotations of pairs of rows, all pairs of a round at once, until no two rows have a product to speak
     of."""
@@ -300,19 +319,7 @@ def orthogonal_rows(op: Op, *operands: Any) -> Form:
 
             seated = gather(whole, order, whole.ndim - 2, "clip")
             x, y = narrow(seated, -2, 0, half), narrow(seated, -2, half, half)
-            p, q = narrow(x, -1, 0, columns), narrow(y, -1, 0, columns)
-            alpha, beta = (reduce_sum(_squares(u), -1, keepdims=True) for u in (p, q))
-            gamma = reduce_sum(p * conjugated(q), -1, keepdims=True)
-            size, bound = abs_(gamma), sqrt(alpha) * sqrt(beta)
-            share = where(gt(bound, 0.0), size / where(gt(bound, 0.0), bound, 1.0), 0.0)
-            turns = gt(share, _ORTHOGONAL)
-            size = where(turns, size, 1.0)
-            phase = where(turns, gamma, 0.0) / size
-            zeta = (beta - alpha) / (2.0 * size)
-            tangent = copysign(1.0 / (abs_(zeta) + hypot(zeta, full_like(zeta, 1.0))), zeta)
-            cosine = 1.0 / hypot(tangent, full_like(tangent, 1.0))
-            cosine, sine = where(turns, cosine, 1.0), where(turns, cosine * tangent, 0.0)
-            after = concat([cosine * x - sine * phase * y, sine * conjugated(phase) * x + cosine * y], -2)
+            after, share = _turned_pairs(x, y, columns)
             highest = reduce_max(share, tuple(range(share.ndim)))
             return gather(after, home, whole.ndim - 2, "clip"), where(gt(highest, worst), highest, worst)
 

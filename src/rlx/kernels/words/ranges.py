@@ -14,7 +14,7 @@ positions in one word and data in two:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.loop_ir import Atomic, Const, For, If, Kernel, Let, Load, Statement, Store, Value, walk
@@ -34,6 +34,15 @@ def wide_values(kernel: Kernel) -> frozenset[Value]:
 
 def is_word(literal: float) -> bool:
     return WORD_MIN <= literal <= WORD_MAX
+
+
+def is_wide(value: Value, wide: Container[Value]) -> bool:
+    """Whether a value has two words, where `wide` are the i64 that have."""
+    if value.dtype is DType.U64:
+        return True
+    if value.dtype is not DType.I64:
+        return False
+    return not is_word(value.literal) if isinstance(value, Const) else value in wide
 
 
 class Ranges:
@@ -139,11 +148,7 @@ class _Analysis(Ranges):
     # What needs two words.
 
     def is_wide(self, value: Value) -> bool:
-        if value.dtype is DType.U64:
-            return True
-        if value.dtype is not DType.I64:
-            return False
-        return not is_word(value.literal) if isinstance(value, Const) else value in self.wide
+        return is_wide(value, self.wide)
 
     def fits(self, value: Value) -> bool:
         found = self.range(value)

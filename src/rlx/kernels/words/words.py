@@ -44,7 +44,7 @@ from rlx.kernels.machines import WGSL, Machine
 from rlx.kernels.words import pairs
 from rlx.kernels.words.memory import F32, I32, U32, WORD, Memory, Parts, Place, part_type, unpacked
 from rlx.kernels.words.pairs import Pair
-from rlx.kernels.words.ranges import LONG, is_word, wide_values
+from rlx.kernels.words.ranges import LONG, is_wide, wide_values
 
 FOUR_BYTES = ValueType(DType.I8, 4)
 
@@ -88,11 +88,7 @@ class _Pass:
 
     def is_wide(self, value: Value) -> bool:
         """Whether a value has two parts."""
-        if value.dtype is DType.U64:
-            return True
-        if value.dtype is not DType.I64:
-            return False
-        return not is_word(value.literal) if isinstance(value, Const) else value in self.wide
+        return is_wide(value, self.wide)
 
     def part_types(self, value: Value, wide: bool) -> list[ValueType]:
         if value.dtype in LONG:
