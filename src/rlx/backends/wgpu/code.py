@@ -11,7 +11,7 @@ from rlx.kernels.emit.wgsl_emit import argument_words, scratch_words, table_word
 from rlx.kernels.ir.loop_ir import Kernel, Space
 from rlx.kernels.legalize import KernelRefused, legalize
 from rlx.kernels.machines import Machine
-from rlx.kernels.words.rounds import Rounds, in_long_rounds, rounds_of
+from rlx.kernels.words.rounds import in_long_rounds, rounds_of
 from rlx.kernels.words.words import in_words
 
 # What every implementation of WebGPU has: invocations of a workgroup, and bytes that they share.
@@ -26,7 +26,7 @@ class WgslCode(TextCode):
     def __init__(self, kernel: Kernel, key: str, machine: Machine) -> None:
         super().__init__(kernel, key)
         self._kernel, self._machine = kernel, machine
-        self._rounds: dict[tuple[int, ...], Rounds] = {}
+        self._rounds: dict[tuple[int, ...], int] = {}
         self.words = self._in_words(trusts_alignment=True)
         self.argument_words, self.scratch_words = argument_words(self.words), scratch_words(self.words)
         self.tables = np.array(table_words(self.words), np.uint32)
@@ -37,7 +37,7 @@ class WgslCode(TextCode):
                 f"{MOST_THREADS} and {MOST_SHARED}; use smaller sizes, or the device cpu"
             )
 
-    def rounds(self, sizes: tuple[int, ...]) -> Rounds:
+    def rounds(self, sizes: tuple[int, ...]) -> int:
         """How many rounds of its loops an invocation goes through."""
         if sizes not in self._rounds:
             if len(self._rounds) == KEPT_SIZES:

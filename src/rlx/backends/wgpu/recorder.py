@@ -104,12 +104,12 @@ class Recorder:
     def _within_rounds(self, code: WgslCode, sizes: tuple[int, ...], label: str) -> WgslCode:
         """A form of the kernel that goes through no more rounds of loops than this GPU allows."""
         most = self._gpu.most_rounds
-        if code.rounds(sizes).most <= most:
+        if code.rounds(sizes) <= most:
             return code
-        if code.in_long_rounds.rounds(sizes).sure <= most:
+        if code.in_long_rounds.rounds(sizes) <= most:
             return code.in_long_rounds
         raise BackendError(
-            f"wgpu: the kernel {code.name} ({label}) goes through {code.rounds(sizes).sure} rounds of loops in an "
+            f"wgpu: the kernel {code.name} ({label}) goes through {code.rounds(sizes)} rounds of loops in an "
             f"invocation; {self._gpu.about} stops after {most}, with a wrong result; use smaller sizes, a GPU, or the "
             "device cpu"
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.group_builder import GroupBuilder
@@ -30,20 +29,12 @@ from rlx.kernels.ir.rewrite import Copier, copy_into
 from rlx.kernels.words.ranges import Range, Ranges
 
 
-class Rounds(NamedTuple):
-    """`most` counts loops by the furthest that their ends can be apart and takes the longer branch; `sure` leaves out
-    loops whose ends depend on the rounds of others, and takes the shorter branch."""
-
-    most: int
-    sure: int
-
-
-def rounds_of(kernel: Kernel, sizes: Sequence[int]) -> Rounds:
-    """What an invocation does with these sizes for the scalar parameters. Loops whose ends come from memory, or that
-    end as soon as something is found, are left out."""
+def rounds_of(kernel: Kernel, sizes: Sequence[int]) -> int:
+    """How many rounds some invocation is sure to do with these sizes for the scalar parameters. Loops are left out
+    whose ends come from memory or from the rounds of others, or that end as soon as something is found; of two branches
+    the shorter one counts."""
     scalars = [p for p in kernel.params if isinstance(p, Value)]
-    ranges = _OfSizes(kernel, {p: (size, size) for p, size in zip(scalars, sizes, strict=True)})
-    return Rounds(*(_rounds(kernel.body, ranges, is_sure) for is_sure in (False, True)))
+    return _rounds(kernel.body, _OfSizes(kernel, {p: (size, size) for p, size in zip(scalars, sizes, strict=True)}))
 
 
 class _OfSizes(Ranges):
@@ -109,24 +100,24 @@ class _Joiner(Copier):
         return self.block(loop.body)
 
 
-def _rounds(block: Block, ranges: _OfSizes, is_sure: bool) -> int:
+def _rounds(block: Block, ranges: _OfSizes) -> int:
     total = 0
     for statement in block.statements:
         match statement:
             case If(then=then, otherwise=otherwise):
-                sides = [_rounds(side, ranges, is_sure) for side in (then, otherwise)]
-                total += min(sides) if is_sure and otherwise.statements else max(sides)
+                sides = [_rounds(then, ranges), _rounds(otherwise, ranges)]
+                total += min(sides) if otherwise.statements else sides[0]
             case For(kind=LoopKind.SERIAL, body=body):
-                total += _times(statement, ranges, is_sure) * (1 + _rounds(body, ranges, is_sure)) + LEAVING
+                total += _times(statement, ranges) * (1 + _rounds(body, ranges)) + LEAVING
             case _:
-                total += sum(_rounds(child, ranges, is_sure) for child in child_blocks(statement))
+                total += sum(_rounds(child, ranges) for child in child_blocks(statement))
     return total
 
 
-def _times(loop: For, ranges: _OfSizes, is_sure: bool) -> int:
-    distance, step = ranges.distance(loop.start, loop.stop), ranges.range(loop.step)
-    if loop.body.again is not None or distance is None or step is None or step[0] < 1:
+def _times(loop: For, ranges: _OfSizes) -> int:
+    if loop.body.again is not None or not ranges.varying.isdisjoint((loop.start, loop.stop)):
         return 0
-    if is_sure and not ranges.varying.isdisjoint((loop.start, loop.stop)):
+    distance, step = ranges.distance(loop.start, loop.stop), ranges.range(loop.step)
+    if distance is None or step is None or step[0] < 1:
         return 0
     return max(0, -(-distance[1] // step[0]))
