@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -255,3 +257,21 @@ def test_heads_are_stored_where_they_are_read():
     turned = build(lambda q: ops.transpose(ops.attention(q, q, q, layout="bhsd"), (0, 2, 1, 3)), q)
     formed = check(turned, q, rtol=1e-5)
     assert names(formed)[-1] == "attention"
+
+
+@pytest.mark.parametrize("target", ["wgpu", "metal", "opencl"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda *x: ops.concat(x, 1),
+        lambda *x: ops.concat([a * b for a, b in pairwise(x)], 0),
+        lambda *x: sum(x[1:], x[0]),
+        lambda *x: tuple(a + x[0] for a in x),
+        lambda *x: ops.reduce_sum(sum(x[1:], x[0]), (1,)),
+    ],
+    ids=["joined", "products joined", "summed up", "many results", "rows of sums"],
+)
+def test_kernels_of_text_targets_bind_few_values(function, target):
+    """Metal has 31 buffers for a kernel, one of which may be needed for sizes, and adapters of WebGPU may have 32."""
+    lir = CompilePipeline.new(target).compile(build(function, *[X] * 70)).lir
+    assert all(len({*k.inputs}) + len(k.outputs) <= 30 for k in lir.kernels)

@@ -12,7 +12,7 @@ from rlx.kernels.ir.loop_ir import Atomic, Buffer, Let, Load, Store, ValueType, 
 from rlx.kernels.legalize import KernelRefused, legalize
 from rlx.kernels.machines import WGSL
 from rlx.kernels.words.ranges import wide_values
-from rlx.kernels.words.rounds import in_long_rounds, most_rounds
+from rlx.kernels.words.rounds import in_long_rounds, rounds_of
 from rlx.kernels.words.words import in_words
 
 COUNT = 37
@@ -229,8 +229,27 @@ def triangle():
 
 def test_rounds_of_loops_are_counted_from_sizes():
     kernel = triangle()
-    assert most_rounds(kernel, [7]) == 3 and most_rounds(kernel, [300_000]) == 100_000
-    assert most_rounds(in_long_rounds(kernel), [300_000]) == 6250
+    # Two loops are left; the second one ends early.
+    assert rounds_of(kernel, [7]) == 3 + 4
+    assert rounds_of(kernel, [300_000]) == 100_000 + 4
+    assert rounds_of(in_long_rounds(kernel), [300_000]) == 6250 + 4
+
+
+def test_rounds_from_a_start_to_a_little_behind_it():
+    k = KernelBuilder("blocks")
+    y, n = k.pointer("y", DType.F32, write=True), k.index("n")
+    with k.loop("block", 0, n, 64) as start, k.loop("i", start, k.min(start + 64, n)) as i:
+        k.store(y, i, k.const(1.0, DType.F32))
+    # Where the inner loop begins depends on the rounds of the outer one.
+    assert rounds_of(k.build(), [640]) == 10 * (1 + 2) + 2
+
+
+def test_a_distance_from_a_thread_to_a_little_behind_it_is_sure():
+    k = KernelBuilder("blocks")
+    y, n = k.pointer("y", DType.F32, write=True), k.index("n")
+    with k.parallel("block", n) as block, k.loop("i", block, k.min(block + 64, n)) as i:
+        k.store(y, i, k.const(1.0, DType.F32))
+    assert rounds_of(k.build(), [640]) == 64 + 2 and rounds_of(k.build(), [9]) == 9 + 2
 
 
 @pytest.mark.parametrize("count", [1, 3, 46, 48, 49, 100])

@@ -58,6 +58,8 @@ class Generator(NamedTuple):
     shares_steps: bool = False  # large LU factorisations are cut into panels; threads share the trailing columns
     # Shared memory in which the threads of a block factorise a matrix together; 0: a thread has a whole one.
     factor_bytes: int = 0
+    # Values that a map or a joined value reads at most, where kernels bind each by itself; 0: as many as anywhere.
+    most_operands: int = 0
     has_f64: bool = True  # machines have f64; without it factorisations are left to the host
     sorts_values: bool = False  # sorts without an order as a result move the values alone
 

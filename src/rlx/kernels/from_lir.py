@@ -53,6 +53,8 @@ from rlx.ops.lowered.expert_products import ExpertMatMul, Int8ExpertMatMul
 
 # What a few cores have as their share of the caches: what is read again after more was stored comes from memory.
 CACHE_BYTES = 16 << 20
+# Buffers of a kernel are 31 on Metal, and 32 on some adapters of WebGPU.
+MOST_OPERANDS = 24
 
 
 @cache
@@ -94,6 +96,7 @@ def generator(machine: Machine) -> Generator:
         factor_bytes=machine.shared_bytes if machine.is_gpu and machine.has_f64 else 0,
         sorts_values=not machine.is_gpu,
         has_f64=machine.has_f64,
+        most_operands=MOST_OPERANDS if machine.is_text else 0,
         # Few warps multiply, and while they finish a tile the tensor cores wait.
         costly_epilogue=1 if machine.has_wgmma else 1 << 30,
         cache_bytes=0 if machine.is_gpu else CACHE_BYTES,

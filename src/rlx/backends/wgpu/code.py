@@ -11,7 +11,7 @@ from rlx.kernels.emit.wgsl_emit import argument_words, scratch_words, table_word
 from rlx.kernels.ir.loop_ir import Kernel, Space
 from rlx.kernels.legalize import KernelRefused, legalize
 from rlx.kernels.machines import Machine
-from rlx.kernels.words.rounds import in_long_rounds, most_rounds
+from rlx.kernels.words.rounds import in_long_rounds, rounds_of
 from rlx.kernels.words.words import in_words
 
 # What every implementation of WebGPU has: invocations of a workgroup, and bytes that they share.
@@ -38,11 +38,11 @@ class WgslCode(TextCode):
             )
 
     def rounds(self, sizes: tuple[int, ...]) -> int:
-        """At most so many rounds of its loops does an invocation go through."""
+        """How many rounds of its loops an invocation goes through."""
         if sizes not in self._rounds:
             if len(self._rounds) == KEPT_SIZES:
                 self._rounds.clear()
-            self._rounds[sizes] = most_rounds(self._kernel, sizes)
+            self._rounds[sizes] = rounds_of(self._kernel, sizes)
         return self._rounds[sizes]
 
     @cached_property

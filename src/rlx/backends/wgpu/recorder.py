@@ -109,7 +109,7 @@ class Recorder:
         if code.in_long_rounds.rounds(sizes) <= most:
             return code.in_long_rounds
         raise BackendError(
-            f"wgpu: the kernel {code.name} ({label}) goes through up to {code.rounds(sizes)} rounds of loops in an "
+            f"wgpu: the kernel {code.name} ({label}) goes through {code.rounds(sizes)} rounds of loops in an "
             f"invocation; {self._gpu.about} stops after {most}, with a wrong result; use smaller sizes, a GPU, or the "
             "device cpu"
         )

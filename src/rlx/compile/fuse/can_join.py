@@ -129,7 +129,7 @@ class KernelFits:
             return self.misfit(nodes, failure)
         if not self.repeats_nothing([points], nodes):
             return FusionBarrier.DifferentIndexSpace
-        if len({p.node.id for p in points.points if p.is_read}) > MAX_OPERANDS:
+        if self.touches_too_much([points], roots, MAX_OPERANDS):
             return FusionBarrier.TooLarge
         return FusionBarrier.OneRow if is_one_row(points) else None
 
@@ -162,7 +162,20 @@ class KernelFits:
             parts = self.points(PARTS, nodes)
         except Unmappable as failure:
             return self.misfit(nodes, failure)
+        if self.touches_too_much(parts, roots):
+            return FusionBarrier.TooLarge
         return None if self.repeats_nothing(parts, nodes) else FusionBarrier.DifferentIndexSpace
+
+    def touches_too_much(
+        self, parts: Iterable[KernelPoints], results: Sequence[NodeId], most_read: int | None = None
+    ) -> bool:
+        """Whether there are more values in memory than one kernel reads, or than it reads and writes where it binds
+        each of them by itself."""
+        reads, most = (
+            len({p.node.id for part in parts for p in part.points if p.is_read}),
+            self.reads.generator.most_operands,
+        )
+        return (most_read is not None and reads > most_read) or (most > 0 and reads + len(results) > most)
 
     def misfit(self, nodes: Iterable[NodeId], failure: Unmappable) -> FusionBarrier:
         if failure.view is not None:

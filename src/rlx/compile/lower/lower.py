@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rlx.compile.fuse.can_join import SMALL_ROW
@@ -68,6 +69,7 @@ from rlx.ops.quant.quantized_weights import DequantGroupedMatMul, DequantMatMul,
 from rlx.ops.reduction.cumulative import Cumulative
 from rlx.ops.reduction.reductions import Reduce, ReduceOp, Softmax, reduce_max, reduce_sum, softmax
 from rlx.ops.shape.movement import (
+    Concat,
     Expand,
     Narrow,
     Pad,
@@ -219,6 +221,8 @@ class _Forms:
                 return parts
         if not self.generator.has_f64 and type(op) in IN_F64:
             return None
+        if isinstance(op, Concat) and 0 < self.generator.most_operands < len(operands):
+            return partial(_joined_in_steps, op, self.generator.most_operands)
         if isinstance(op, Lu) and self.generator.shares_steps and (steps := lu_in_steps(*operands)) is not None:
             return steps
         if self.generator.factor_bytes:
@@ -271,6 +275,11 @@ def _alone(build: Form, types: tuple[Shape, ...]) -> Graph:
     with building(graph):
         build(*(graph.tensor(graph.append(Input(f"x{i}", t)).id) for i, t in enumerate(types)))
     return graph
+
+
+def _joined_in_steps(op: Concat, most: int, *operands: Any) -> Any:
+    """So many values after each other, and what they become, until there are no more than that."""
+    return op(*(concat(operands[i : i + most], op.axis) for i in range(0, len(operands), most)))
 
 
 def _is_label(logits: Any, labels: Any) -> Any:
