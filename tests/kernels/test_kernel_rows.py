@@ -145,6 +145,21 @@ def test_every_way_to_join_along_any_axes(kind, dtype):
         np.testing.assert_allclose(found.astype("f8"), wanted.astype("f8"), rtol=1e-5 if dtype is F32 else 1e-13)
 
 
+def test_numbers_of_each_row_do_not_turn_the_lanes():
+    """The gradient of a bias and its optimiser: many numbers for each row, which are few beside its elements."""
+    rows, length, count = 4, 64, 8
+    total = reduce("sum", operand(0, F32))
+    inputs = [Access("x", F32, (length, 1)), *(Access(f"m{i}", F32, (1, 0)) for i in range(count))]
+    outputs = [Access(f"y{i}", F32, (1, 0)) for i in range(count)]
+    exprs = [apply("add", total, operand(1 + i, F32)) for i in range(count)]
+    kernel = row_kernel("f", AVX512, (rows,), (length,), inputs, outputs, exprs)
+    assert "f32x64 = load x[" in kernel.text, "lanes lie along the row"
+    x, m = (rng.normal(size=s).astype("f4") for s in ((rows, length), (count, rows)))
+    args = {"x": x} | {f"m{i}": m[i] for i in range(count)} | {f"y{i}": np.zeros(rows, "f4") for i in range(count)}
+    found = check_everywhere(kernel, args, rtol=2e-5)
+    np.testing.assert_allclose([found[f"y{i}"] for i in range(count)], x.sum(1) + m, rtol=2e-5, atol=1e-5)
+
+
 def test_any_and_all():
     x = operand(0, BOOL)
     inputs = [Access("x", BOOL, ("L", 1))]

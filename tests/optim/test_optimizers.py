@@ -190,6 +190,14 @@ BAD = {
         lambda: optim.adamw(0.1).update(start(), optim.sgd(0.1).init(start()), start()),
         "3 parts",
     ),
+    "state of another optimiser": (
+        lambda: optim.adam(0.1).update(start(), optim.sgd(0.1, 0.9).init(start())),
+        "scale_by_adam: its state has the type AdamState, got TraceState; make it by init",
+    ),
+    "state of another partition": (
+        lambda: optim.muon(0.1).update(start(), optim.sgd(0.1).init(start()), start()),
+        "partition: its state has the type dict, got tuple",
+    ),
     "rate as text": (lambda: optim.sgd("0.1"), "rate must be a number, got '0.1'"),
     "rate per element": (lambda: optim.adam(np.ones(3)), "rate must be a number, got array"),
     "mask of numbers": (

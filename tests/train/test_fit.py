@@ -327,3 +327,15 @@ def test_a_run_goes_on_with_its_own_sizes(tmp_path):
         train.train_char_gpt(text, 4, out=out, model=sizes, batch=2)
     with pytest.raises(TrainingError, match=r"text.txt is a file; a run is written to a folder"):
         train.train_char_gpt(text, 2, out=text, model=sizes, batch=2)
+
+
+def test_short_texts_are_named_with_the_part_that_is_too_short(tmp_path):
+    text = tmp_path / "text.txt"
+    sizes = train.CharGpt(1, 16, 2, 4)
+    text.write_bytes(b"abcdefghij" * 5)
+    # One window is held out, fewer than a batch.
+    assert math.isfinite(train.train_char_gpt(text, 1, model=sizes, batch=3).history[-1]["eval_loss"])
+    for size, part in ((40, "its last tenth: 4 tokens"), (10, "its first nine tenths: 9 tokens")):
+        text.write_bytes(b"x" * size)
+        with pytest.raises(FormatError, match=rf"text\.txt, {part}"):
+            train.train_char_gpt(text, 1, model=sizes, batch=3)

@@ -180,10 +180,9 @@ def _message(what: str, message: Any) -> dict[str, Any]:
     if content is None and message.get("tool_calls"):
         content = ""
     if isinstance(content, list):
-        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        if len(texts) < len(content):
+        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             raise FormatError(f'{what}: only parts {{"type": "text", "text": ".."}} can be learned from')
-        content = "".join(texts)
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise FormatError(f"{what} must be an object with the texts role and content")
     return {**message, "content": content}

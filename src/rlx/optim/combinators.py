@@ -11,7 +11,7 @@ import rlx.numpy as rnp
 from rlx import tree
 from rlx.errors import OpError
 from rlx.optim.moments import like, zeros_like
-from rlx.optim.transformation import GradientTransformation, Mask, zero_count
+from rlx.optim.transformation import GradientTransformation, Mask, stateful, zero_count
 
 __all__ = ["AccumulateState", "MaskedState", "accumulate", "chain", "masked", "partition"]
 
@@ -84,7 +84,7 @@ def masked(inner: GradientTransformation, mask: Mask) -> GradientTransformation:
         new = iter(tree.leaves(changed))
         return structure.unflatten(next(new) if f else u for u, f in zip(leaves, flags)), MaskedState(after)
 
-    return GradientTransformation(init, update)
+    return stateful("masked", MaskedState, init, update)
 
 
 def partition(
@@ -117,7 +117,7 @@ def partition(
             updates, states[name] = part.update(updates, state[name], params)
         return updates, states
 
-    return GradientTransformation(init, update)
+    return stateful("partition", dict, init, update)
 
 
 def accumulate(inner: GradientTransformation, steps: int, accumulator_dtype: Any = None) -> GradientTransformation:
@@ -155,4 +155,4 @@ def accumulate(inner: GradientTransformation, steps: int, accumulator_dtype: Any
             chosen(after, state.inner),
         )
 
-    return GradientTransformation(init, update)
+    return stateful("accumulate", AccumulateState, init, update)

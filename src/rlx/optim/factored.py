@@ -11,7 +11,7 @@ import numpy as np
 
 import rlx.numpy as rnp
 from rlx import tree
-from rlx.optim.transformation import GradientTransformation, needed, number_in, zero_count
+from rlx.optim.transformation import GradientTransformation, needed, number_in, stateful, zero_count
 
 __all__ = ["FactoredState", "scale_by_factored_rms"]
 
@@ -102,4 +102,4 @@ def scale_by_factored_rms(
         updates, v_row, v_col, v = (structure.unflatten(d[i] for d in done) for i in range(4))
         return updates, FactoredState(state.count + 1, v_row, v_col, v)
 
-    return GradientTransformation(init, update)
+    return stateful("scale_by_factored_rms", FactoredState, init, update)

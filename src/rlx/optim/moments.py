@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import rlx.numpy as rnp
 from rlx import tree
-from rlx.optim.transformation import GradientTransformation, number_in, zero_count
+from rlx.optim.transformation import GradientTransformation, number_in, stateful, zero_count
 
 __all__ = ["AdamState", "EmaState", "LionState", "TraceState", "ema", "scale_by_adam", "scale_by_lion", "trace"]
 
@@ -82,7 +82,7 @@ def trace(decay: float, nesterov: bool = False, accumulator_dtype: Any = None) -
         sums = added(gradients, state.trace)
         return added(gradients, sums) if nesterov else sums, TraceState(like(sums, state.trace))
 
-    return GradientTransformation(init, update)
+    return stateful("trace", TraceState, init, update)
 
 
 def scale_by_adam(
@@ -110,7 +110,7 @@ def scale_by_adam(
         updates = tree.map(lambda m, v: m / (rnp.sqrt(v + eps_root) + eps), m, v)
         return updates, AdamState(count, like(mu, state.mu), like(nu, state.nu))
 
-    return GradientTransformation(init, update)
+    return stateful("scale_by_adam", AdamState, init, update)
 
 
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99, mu_dtype: Any = None) -> GradientTransformation:
@@ -125,7 +125,7 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99, mu_dtype: Any = None) -> Gr
         updates = tree.map(rnp.sign, running_mean(state.mu, gradients, b1))
         return updates, LionState(like(running_mean(state.mu, gradients, b2), state.mu))
 
-    return GradientTransformation(init, update)
+    return stateful("scale_by_lion", LionState, init, update)
 
 
 def ema(decay: float, debias: bool = True, accumulator_dtype: Any = None) -> GradientTransformation:
@@ -148,4 +148,4 @@ def ema(decay: float, debias: bool = True, accumulator_dtype: Any = None) -> Gra
         result = times(mean, correction(decay, count)) if debias else mean
         return result, EmaState(count, like(mean, state.ema))
 
-    return GradientTransformation(init, update)
+    return stateful("ema", EmaState, init, update)

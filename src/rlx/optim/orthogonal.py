@@ -9,7 +9,7 @@ import rlx.numpy as rnp
 from rlx import tree
 from rlx.errors import OpError
 from rlx.optim.moments import correction, like, running_mean, times, with_lookahead, zeros_like
-from rlx.optim.transformation import GradientTransformation, number_in, stateless, zero_count
+from rlx.optim.transformation import GradientTransformation, number_in, stateful, stateless, zero_count
 
 __all__ = ["MuonState", "orthogonalize", "scale_by_muon", "scale_by_shape"]
 
@@ -61,7 +61,7 @@ def scale_by_muon(
         updates = tree.map(lambda m: orthogonalize(m, steps, coefficients, eps), mean)
         return updates, MuonState(count, like(mu, state.mu))
 
-    return GradientTransformation(init, update)
+    return stateful("scale_by_muon", MuonState, init, update)
 
 
 def scale_by_shape(consistent_rms: float | None = None) -> GradientTransformation:

@@ -74,6 +74,21 @@ def stateless(function: Callable[[Any, Any], Any]) -> GradientTransformation:
     return GradientTransformation(init, update)
 
 
+def stateful(
+    what: str, kind: type, init: Callable[[Any], Any], update: Callable[..., tuple[Any, Any]]
+) -> GradientTransformation:
+    """The transformation whose states are of one type; those of others are refused by name."""
+
+    def checked(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if not isinstance(state, kind):
+            raise OpError(
+                f"{what}: its state has the type {kind.__name__}, got {type(state).__name__}; make it by init(params)"
+            )
+        return update(updates, state, params)
+
+    return GradientTransformation(init, checked)
+
+
 def needed(params: Any, what: str) -> Any:
     """`params`, which an update was called with."""
     if params is None:
@@ -128,7 +143,7 @@ def scale_by_schedule(schedule: Schedule) -> GradientTransformation:
         scaled = tree.map(lambda u: rnp.asarray(factor, dtype=u.dtype) * u, updates)
         return scaled, ScaleByScheduleState(state.count + 1)
 
-    return GradientTransformation(init, update)
+    return stateful("scale_by_schedule", ScaleByScheduleState, init, update)
 
 
 def scale_by_learning_rate(rate: Rate, *, flip_sign: bool = True) -> GradientTransformation:
@@ -232,4 +247,4 @@ def add_decayed_weights(weight_decay: Rate = 0.0, mask: Mask = None) -> Gradient
         decayed = tree.map(lambda u, p: u + rnp.asarray(factor, dtype=u.dtype) * p, updates, known)
         return decayed, ScaleByScheduleState(state.count + 1)
 
-    return GradientTransformation(init, update)
+    return stateful("add_decayed_weights", ScaleByScheduleState, init, update)

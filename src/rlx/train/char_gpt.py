@@ -20,7 +20,7 @@ from rlx import nn, optim
 from rlx.distributed.layouts import Layout
 from rlx.distributed.processes import process_index, wait_for_all
 from rlx.train.checkpoints import checkpoint_files
-from rlx.train.data import open_tokens, token_batches
+from rlx.train.data import TokenBatches, open_tokens
 from rlx.train.folders import folder_of
 from rlx.train.loop import FitResult, fit
 from rlx.train.settings import agree_on_settings
@@ -110,8 +110,10 @@ def train_char_gpt(
     model = model or CharGpt()
     ids = open_tokens(data)
     split = len(ids) * 9 // 10
-    batches = token_batches(ids[:split], batch, model.length)
-    held_out = token_batches(ids[split:], batch, model.length)
+    batches = TokenBatches(ids[:split], batch, model.length, 0, None, f"{data}, its first nine tenths")
+    # A short file has less of what is held out than a batch.
+    windows = max((len(ids) - split - 1) // model.length, 1)
+    held_out = TokenBatches(ids[split:], min(batch, windows), model.length, 0, None, f"{data}, its last tenth")
 
     loss = char_gpt_loss(model, layout)
 

@@ -118,10 +118,10 @@ class _RowMaker:
         """The axis along which most of what is accessed lies side by side in memory; in doubt, along the row."""
         weights = dict.fromkeys(range(len(self.shape)), 0)
         sizes = [size for size in self.shape if isinstance(size, int)]
-        by_size = self.machine.is_gpu and len(sizes) == len(self.shape)
+        by_size = len(sizes) == len(self.shape)
         for access in accesses:
             moved = [axis for axis in weights if access.moves_along(axis)]
-            # On GPUs what a few numbers of each row cost does not count beside the rows.
+            # A few numbers of each row, as the moments of a bias after its gradient, cost nothing beside the rows.
             weight = math.prod(sizes[axis] for axis in moved) if by_size else len(moved)
             for axis in moved:
                 weights[axis] += weight * (access.strides[axis] == 1)
