@@ -26,7 +26,7 @@ ORDER = [
     "compat",
 ]
 ORDER += ["models", "finetune", "planning", "splat", "bench", "cli"]
-BASE = {"errors", "env", "knobs", "locks", "perfetto", "stamps", "cache_directory", "systems"}
+BASE = {"errors", "env", "foreign_names", "knobs", "locks", "perfetto", "stamps", "cache_directory", "systems"}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
 SURFACE |= {

@@ -12,6 +12,7 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.errors import RlxError
+from rlx.foreign_names import INSTEAD
 
 MODULE_MAP = [
     *("ir", "opt", "driver", "runtime", "macros", "gguf", "bench", "sparse"),
@@ -56,6 +57,25 @@ def test_names_that_are_not_shown_still_work():
         assert name not in dir(rlx) and getattr(rlx, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         rlx.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("owner", INSTEAD)
+def test_names_of_other_libraries_say_what_to_write(owner):
+    root = Path(__file__).parent.parent
+    holders = (
+        [rlx.numpy.ones(2), rlx.Graph("g").input("x", (2,))] if owner == "Array" else [importlib.import_module(owner)]
+    )
+    for name, (instead, page) in INSTEAD[owner].items():
+        assert (root / page).is_file()
+        for holder in holders:
+            with pytest.raises(AttributeError, match=re.escape(f"; write {instead} ({page})")):
+                getattr(holder, name)
+        for dotted in re.findall(r"rlx(?:\.\w+)+", instead):
+            value = rlx
+            for part in dotted.split(".")[1:]:
+                value = getattr(value, part)
+    for holder in holders:
+        assert not hasattr(holder, "no_such_name") and not hasattr(holder, "_nor_this")
 
 
 def test_functions_are_not_shadowed_by_modules():

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import errors as errors
 from rlx.errors import RlxError as RlxError
+from rlx.foreign_names import INSTEAD, no_attribute
 
 # At once: importing the module later would put the module in the place of the object of the same name.
 from rlx.knobs import knobs as knobs
@@ -192,8 +193,8 @@ def _load(module: str) -> ModuleType:
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return _load(f"rlx.{name}")
-    if name.startswith("_"):
-        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+    if name.startswith("_") or name in INSTEAD["rlx"]:
+        no_attribute("rlx", name)
     # Ops must be known before any graph is built, and the runtime before anything runs.
     ops = _load("rlx.ops")
     _load("rlx.runtime")
@@ -204,7 +205,7 @@ def __getattr__(name: str) -> Any:
     elif name in (known := _load("rlx.ir.op").OP_CLASSES):
         value = known[name]
     else:
-        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+        no_attribute("rlx", name)
     globals()[name] = value
     return value
 

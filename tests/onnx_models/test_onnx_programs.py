@@ -270,3 +270,9 @@ def test_what_is_no_onnx_file(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FormatError, match="found none"):
         rlx.onnx.load(tmp_path / "empty")
+
+
+def test_language_models_are_told_where_onnx_files_go(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(heads()[0])
+    with pytest.raises(FormatError, match=r"this is an ONNX model; rlx\.onnx\.load reads it"):
+        rlx.load(tmp_path / "m.onnx")

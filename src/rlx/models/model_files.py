@@ -57,6 +57,8 @@ def open_decoder(path: Path, mmap: bool = True) -> DecoderFiles:
                 f"{path}: a model directory has a config.json or exactly one .gguf file, this has {len(ggufs)}"
             )
         path = ggufs[0]
+    if path.suffix == ".onnx":
+        raise FormatError(f"{path}: this is an ONNX model; rlx.onnx.load reads it, and rlx run on the command line")
     return _open_gguf(path, mmap)
 
 

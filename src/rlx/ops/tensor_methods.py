@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlx.errors import RlxError, TraceError
+from rlx.foreign_names import no_attribute
 from rlx.ir import tensor as tensor_module
 from rlx.ir.array_functions import array_functions
 from rlx.ir.dims import Dim
@@ -35,6 +36,13 @@ class TensorMethods:
     """What a tensor can do by itself; each method is the function of the same meaning."""
 
     __slots__ = ()
+
+    # Type checkers must go on to find names that do not exist.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not there; other libraries may have it under this name."""
+            no_attribute("Array", name)
 
     def __add__(self, other: Any) -> Tensor:
         return NotImplemented if _answers_itself(other) else arithmetic.add(self, other)

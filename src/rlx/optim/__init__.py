@@ -18,6 +18,9 @@ made so far. States are trees, so they can be donated, saved and looked at.
 # Each module lists its public names in __all__.
 # ruff: noqa: F403
 
+import typing as _typing
+
+from rlx.foreign_names import no_attribute as _no_attribute
 from rlx.optim.combinators import *
 from rlx.optim.factored import *
 from rlx.optim.moments import *
@@ -25,3 +28,9 @@ from rlx.optim.optimizers import *
 from rlx.optim.orthogonal import *
 from rlx.optim.schedules import *
 from rlx.optim.transformation import *
+
+# Type checkers must go on to find names that do not exist.
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name):
+        _no_attribute("rlx.optim", name)
