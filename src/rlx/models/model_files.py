@@ -16,6 +16,7 @@ from rlx.models import weight_names
 from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig
 from rlx.models.hf_layouts import REARRANGED
+from rlx.models.hf_wrappers import is_wrapper, text_tensors
 from rlx.models.weights import (
     QkvOrder,
     WeightFile,
@@ -106,11 +107,12 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
     from rlx.models.config_hf import decoder_config_from_hf
     from rlx.models.tokenizer import Tokenizer
 
-    config = decoder_config_from_hf(read_json(path / "config.json"))
+    fields = read_json(path / "config.json")
+    config, tensors = decoder_config_from_hf(fields), open_weights(path, mmap)
     family = config.family
     source = weights_identity(path) if mmap else ""
     weights = hf_weights(
-        open_weights(path, mmap),
+        text_tensors(tensors) if is_wrapper(fields) else tensors,
         weight_names.hf_names(config),
         path.name,
         layers=config.layers,
