@@ -8,13 +8,15 @@ import pytest
 from small_decoders import ONE_LAYER_BERT, SHIPPED, bert_arrays, decoder_files
 
 import rlx
+from models import decoder_fields
 from models.random_directories import FAMILIES, random_directory
 from rlx.errors import FormatError, OpError
 from rlx.finetune import AdapterConfig
 from rlx.formats.gguf import open_gguf, write_gguf
 from rlx.formats.safetensors import open_safetensors, write_safetensors
-from rlx.models.adapter_files import adapter_sites, read_adapter, write_gguf_adapter, write_peft
+from rlx.models.adapter_files import adapter_sites, read_adapter, row_orders, write_gguf_adapter, write_peft
 from rlx.models.adapters import new_adapter
+from rlx.models.config_hf import decoder_config_from_hf
 from rlx.models.convert import convert
 from rlx.models.encoder_names import HF_ENCODERS
 from rlx.models.merging import write_merged
@@ -290,3 +292,18 @@ def test_unknown_targets_and_ranks_beyond_the_matrix():
     config = dataclasses.replace(AdapterConfig(), rank=17)
     with pytest.raises(OpError, match=r"rank 17 is more than blk.0.attn_k \[16, 32\]"):
         new_adapter(config, files.weights, adapter_sites(config.targets, files.config, files.weights))
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        (decoder_fields.FAMILIES["bloom"], [0, 3, 6, 1, 4, 7, 2, 5, 8]),
+        (decoder_fields.FAMILIES["gpt_bigcode_heads"], [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]),
+        (decoder_fields.FAMILIES["codegen"], [0, 3, 6, 9, 2, 5, 8, 11, 1, 4, 7, 10]),
+    ],
+)
+def test_rows_of_fused_queries_keys_and_values_are_found(fields, wanted):
+    """The parts of adapters are as the weights of the family's directories are; one row for each part here."""
+    order = row_orders(decoder_config_from_hf(fields), in_gguf=False)
+    assert order("qkv", len(wanted)).tolist() == wanted
+    assert order("o", 4) == slice(None)

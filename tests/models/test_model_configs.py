@@ -14,6 +14,7 @@ from rlx.errors import FormatError
 from rlx.models.config_gguf import decoder_config_from_gguf
 from rlx.models.config_hf import decoder_config_from_hf
 from rlx.models.config_hf_encoders import encoder_config_from_directory, encoder_config_from_hf
+from rlx.models.hf_wrappers import text_tensors
 from rlx.models.rope_tables import attention_gain, rope_tables
 
 GGUF = {
@@ -117,7 +118,7 @@ def test_experts_of_gguf():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported; supported: chatglm, cohere2"),
+        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported; supported: arcee, bloom, chatglm"),
         ({"llama.block_count": "two"}, "'llama.block_count' must be a number, got 'two'"),
         ({"llama.block_count": 0}, "a model has from 1 to 4096 layers, got 0"),
         ({"llama.attention.head_count_kv": 3}, "4 heads are not a multiple of 3"),
@@ -359,3 +360,26 @@ def test_any_field_may_hold_anything(fields, data):
     changed = {**fields, **{name: data.draw(JSON) for name in names}}
     with contextlib.suppress(FormatError):
         (read or decoder_config_from_hf)(changed)
+
+
+def test_the_language_model_of_a_model_that_also_sees():
+    inner = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}
+    config = decoder_config_from_hf({"model_type": "gemma3", "text_config": inner | {"sliding_window": 1024}})
+    assert (config.family, config.heads, config.kv_heads, config.head_dim) == ("gemma3_text", 8, 4, 256)
+    assert (config.vocab, config.windows[:6], config.tied) == (262208, (1024,) * 5 + (None,), True)
+    axes = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    flat = decoder_config_from_hf({**HF, **axes, "model_type": "qwen2_vl", "tie_word_embeddings": True})
+    assert flat == decoder_config_from_hf({**HF, "model_type": "qwen2", "tie_word_embeddings": True})
+    outer = {"model_type": "qwen2_5_vl", "text_config": {**HF, "model_type": "qwen2_5_vl_text"}}
+    assert decoder_config_from_hf({**outer, "tie_word_embeddings": True}) == flat
+    with pytest.raises(FormatError, match=r"text_config must be an object, got \[1\]"):
+        decoder_config_from_hf({"model_type": "gemma3", "text_config": [1]})
+    with pytest.raises(FormatError, match="quantised by 'awq' are not supported"):
+        decoder_config_from_hf({**outer, "quantization_config": {"quant_method": "awq"}})
+
+
+def test_tensors_of_a_language_model_by_their_usual_names():
+    names = ("model.language_model.norm.weight", "language_model.model.norm.weight", "model.text_model.norm.weight")
+    for name in (*names, "model.norm.weight"):
+        found = text_tensors({name: 1, "vision_tower.x": 2, "model.visual.y": 3, "language_model.lm_head.weight": 4})
+        assert found == {"model.norm.weight": 1, "lm_head.weight": 4}

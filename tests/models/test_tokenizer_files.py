@@ -203,3 +203,37 @@ def test_streams_skip_special_tokens(byte_level):
     assert "".join(decoder.push(id) for id in ids) == "a b"
     decoder = tokenizer.stream_decoder(skip_special=False)
     assert "".join(decoder.push(id) for id in ids) == "a<|special|> b"
+
+
+def test_bert_has_a_list_of_words(tmp_path):
+    """As directories had before tokenizer.json."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "##s", "world", "!"]
+    (tmp_path / "vocab.txt").write_text("\r\n".join(words) + "\r\n")
+    with pytest.raises(FormatError, match=r"no tokenizer\.json"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "added_tokens.json").write_text('{"<new>": 9}')
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.encode("Hellos [MASK] w\u00f6rld <new>! x") == [2, 5, 6, 4, 7, 9, 8, 1, 3]
+    assert tokenizer.decode([2, 5, 6, 7, 3]) == "hellos world"
+    assert (tokenizer.pad_id, tokenizer.special.cls_id, tokenizer.special.mask_id) == (0, 2, 4)
+    (tmp_path / "added_tokens.json").write_text('{"<new>": 11}')
+    with pytest.raises(FormatError, match="the id 11 of '<new>' does not follow"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "vocab.txt").write_text("hello\n")
+    with pytest.raises(FormatError, match=r"has the tokens \[UNK\], \[CLS\] and \[SEP\]"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_gpt2_has_words_and_merges(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2TokenizerFast"}')
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "\u0120": 3, "<|endoftext|>": 4}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.encode("ab a<|endoftext|>") == [2, 3, 0, 4] and tokenizer.eos_ids == (4,)
+    (tmp_path / "merges.txt").write_text("a c\n")
+    with pytest.raises(FormatError, match=r"cannot use vocab\.json and merges\.txt"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "vocab.json").write_text("[]")
+    with pytest.raises(FormatError, match="a JSON object of tokens with their ids"):
+        Tokenizer.from_directory(tmp_path)

@@ -40,6 +40,10 @@ MULTIPLIERS = {
     "logits_scaling": 0.5,
 }
 GPTJ = {"vocab_size": 260, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+STARCODER = {name: value for name, value in GPTJ.items() if name != "rotary_dim"}
+STARCODER |= {name: BASE[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+BLOOM = {"vocab_size": 260, "hidden_size": 32, "n_layer": 3, "bos_token_id": 256, "eos_token_id": 257}
+MPT = {"vocab_size": 260, "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 64}
 GPT_OSS = BASE | {
     "hidden_size": 64,
     "intermediate_size": 32,
@@ -90,6 +94,19 @@ FAMILIES = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0},
         },
     ),
+    "arcee": ("arcee", BASE),
+    "nemotron": ("nemotron", BASE),
+    "olmoe": ("olmoe", BASE | {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe": ("granitemoe", BASE | MULTIPLIERS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoeshared": (
+        "granitemoeshared",
+        BASE | MULTIPLIERS | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+    ),
+    "gpt_bigcode": ("gpt_bigcode", STARCODER),
+    "bloom": ("bloom", BLOOM | {"n_head": 4}),
+    "bloom-3": ("bloom", BLOOM | {"n_head": 3, "hidden_size": 24}),
+    "mpt": ("mpt", MPT),
+    "mpt-clipped": ("mpt", MPT | {"attn_config": {"clip_qkv": 0.5}}),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-yarn": (
         "gpt_oss",

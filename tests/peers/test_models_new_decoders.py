@@ -148,3 +148,42 @@ def test_logits_agree(name, tmp_path):
     np.testing.assert_allclose(session.prefill(TOKENS[:8]), expected[7], rtol=0, atol=close)
     for place in range(8, 21):
         np.testing.assert_allclose(session.step(TOKENS[place]), expected[place], rtol=0, atol=close)
+
+
+TEXT = {**BASE, "intermediate_size": 40, "num_hidden_layers": 2}
+SIGHT = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIGHT |= {"image_size": 28, "patch_size": 14}
+QWEN_SIGHT = {"hidden_size": 16, "out_hidden_size": 24, "intermediate_size": 20, "depth": 1, "num_heads": 2}
+AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+WRAPPERS = {
+    "gemma3": (
+        {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 4},
+        {"model_type": "siglip_vision_model"},
+    ),
+    "mistral3": ({"model_type": "mistral", "head_dim": 8}, {"model_type": "pixtral", "head_dim": 8}),
+    "llava": ({"model_type": "llama"}, {"model_type": "clip_vision_model"}),
+    "llava_onevision": ({"model_type": "qwen2"}, {"model_type": "siglip_vision_model"}),
+    "qwen2_vl": (AXES, {"embed_dim": 16, "hidden_size": 24, "depth": 1, "num_heads": 2}),
+    "qwen2_5_vl": (AXES, QWEN_SIGHT),
+    "qwen3_vl": (AXES | {"head_dim": 8}, QWEN_SIGHT | {"deepstack_visual_indexes": [0]}),
+    "smolvlm": ({"model_type": "llama"}, {}),
+    "internvl": (
+        {"model_type": "qwen2"},
+        {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_language_models_in_models_that_also_see(kind, tmp_path):
+    text, sight = WRAPPERS[kind]
+    sight = sight if kind.startswith("qwen") else SIGHT | sight
+    config = transformers.AutoConfig.for_model(kind, text_config=TEXT | text, vision_config=sight)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    randomize(model, 3)
+    model.save_pretrained(tmp_path)
+    tokens = [token % 98 + 3 for token in TOKENS]
+    expected = peer_logits(model, tokens)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(rlx.load(tmp_path).logits(tokens), expected, rtol=0, atol=1e-4)

@@ -1,5 +1,6 @@
 """Token ids against transformers and llama.cpp, on vocabularies made on the spot and on the real models."""
 
+import json
 import unicodedata
 import warnings
 
@@ -139,3 +140,37 @@ def test_minilm_against_transformers():
     assert tokenizer.encode_batch(ALL_TEXTS) == [wanted.encode(text) for text in ALL_TEXTS]
     cut = [wanted.encode(text, truncation=True, max_length=10) for text in ALL_TEXTS]
     assert tokenizer.encode_batch(ALL_TEXTS, max_length=10) == cut
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_bert_without_tokenizer_json(lower, tmp_path):
+    import transformers
+
+    vocabulary = train_wordpiece(lower).get_vocab()
+    (tmp_path / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)) + "\n", encoding="utf-8")
+    settings = {"do_lower_case": lower, "tokenizer_class": "BertTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    wanted = transformers.BertTokenizer(vocab=str(tmp_path / "vocab.txt"), do_lower_case=lower)
+    tokenizer, texts = Tokenizer.from_directory(tmp_path), [*ALL_TEXTS, "[MASK] x [SEP]"]
+    assert tokenizer.encode_batch(texts) == [wanted.encode(text) for text in texts]
+    for text in texts:
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == wanted.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(("kind", "family"), [("gpt2", "GPT2Tokenizer"), ("roberta", "RobertaTokenizer")])
+def test_byte_level_without_tokenizer_json(kind, family, tmp_path):
+    import transformers
+
+    oracle = json.loads(train_bytes(pre_tokenizers.ByteLevel(add_prefix_space=False)).to_str())["model"]
+    vocabulary = oracle["vocab"]
+    for token in ["<|endoftext|>"] if kind == "gpt2" else ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]:
+        vocabulary[token] = len(vocabulary)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in oracle["merges"])]
+    (tmp_path / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    paths = {name: str(tmp_path / file) for name, file in (("vocab", "vocab.json"), ("merges", "merges.txt"))}
+    wanted = getattr(transformers, family)(**paths)
+    tokenizer, texts = Tokenizer.from_directory(tmp_path), [*ALL_TEXTS, "a <mask> b</s>", "<|endoftext|>x"]
+    assert tokenizer.encode_batch(texts) == [wanted.encode(text) for text in texts]

@@ -29,8 +29,8 @@ from rlx.models import encoder_names, weight_names
 from rlx.models.adapters import PARTS, Adapter, LoraPair, Site, chosen_sites, linear_sites, require_fit
 from rlx.models.config import DecoderConfig, EncoderConfig
 from rlx.models.convert import ARCHITECTURES
-from rlx.models.model_files import read_json
-from rlx.models.weights import WeightFile, order_by_heads
+from rlx.models.model_files import qkv_order, read_json
+from rlx.models.weights import WeightFile
 
 Config = DecoderConfig | EncoderConfig
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -186,13 +186,13 @@ def row_orders(config: Config, in_gguf: bool) -> Rows:
     architecture = ARCHITECTURES.get(config.family, config.family)
     is_paired = in_gguf and architecture in weight_names.GGUF_PAIRS_TOGETHER
     heads = {"q": config.heads, "k": config.kv_heads} if is_paired else {}
-    by_head = _FAMILIES.get(architecture) in weight_names.HF_QKV_BY_HEAD
+    qkv = qkv_order(config, _FAMILIES.get(architecture, architecture))
 
     def order(role: str, count: int) -> npt.NDArray[np.intp] | slice:
         if role in heads and count % (2 * heads[role]) == 0:
             # The two features of a rotary pair are neighbours.
             return np.arange(count).reshape(heads[role], 2, -1).swapaxes(1, 2).reshape(-1)
-        places = order_by_heads(count, config.heads, config.kv_heads) if role == "qkv" and by_head else None
+        places = qkv(count) if role == "qkv" and qkv is not None else None
         return everything if places is None else places
 
     return order

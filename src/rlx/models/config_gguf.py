@@ -13,6 +13,7 @@ from typing import Any
 
 from rlx.errors import FormatError
 from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig
+from rlx.models.config_hf_layer_norm import alibi_slopes
 from rlx.models.gguf_keys import Factors, GgufKeys, common_keys
 from rlx.models.weight_names import GGUF_PAIRS_TOGETHER
 from rlx.ops.nn.rotary import RopeStyle
@@ -263,6 +264,45 @@ def _hunyuan(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     return DecoderConfig(**common, qk_norm=True, qk_norm_after_rope=True)
 
 
+def _arcee(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**common, activation=ActivationKind.Relu, squared_activation=True, gated=False)
+
+
+def _nemotron(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return _arcee(keys, _layer_norms(keys, common))
+
+
+def _olmoe(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**common, qk_norm_whole=True, moe=_moe(keys, renormalize=False))
+
+
+def _granitemoe(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    moe = _moe(keys, renormalize=True, shared=True)
+    return replace(_granite(keys, common), moe=None if moe is None else replace(moe, shared_gate=False))
+
+
+def _bloom(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(
+        **_layer_norms(keys, common | {"rope": None}),
+        activation=_GELU_TANH,
+        gated=False,
+        fused_qkv=True,
+        embed_norm=True,
+        alibi_slopes=alibi_slopes(common["heads"]),
+    )
+
+
+def _mpt(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(
+        **_layer_norms(keys, common | {"rope": None}),
+        activation=ActivationKind.Gelu,
+        gated=False,
+        fused_qkv=True,
+        qkv_limit=keys.number("attention.clamp_kqv") if keys.has("attention.clamp_kqv") else None,
+        alibi_slopes=alibi_slopes(common["heads"], keys.number("attention.max_alibi_bias")),
+    )
+
+
 # Architectures whose rotary pairs are neighbours in directories, too.
 _PAIRS_TOGETHER_EVERYWHERE = frozenset({"command-r", "cohere2", "chatglm", "glm4", "ernie4_5"})
 
@@ -295,4 +335,11 @@ DECODERS: dict[str, Callable[[GgufKeys, dict[str, Any]], DecoderConfig]] = {
     "seed_oss": _plain,
     "hunyuan-dense": _hunyuan,
     "gpt-oss": _gpt_oss,
+    "arcee": _arcee,
+    "nemotron": _nemotron,
+    "olmoe": _olmoe,
+    "granitemoe": _granitemoe,
+    "starcoder": _gpt2,
+    "bloom": _bloom,
+    "mpt": _mpt,
 }

@@ -12,17 +12,20 @@ from rlx.models import config_hf_layer_norm as layer_norm_families
 from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.config_hf_common import common_fields, granite_multipliers, qwen_windows, rope_from_hf, windows_from_hf
 from rlx.models.hf_fields import HfFields
+from rlx.models.hf_wrappers import WRAPPERS, text_fields
 from rlx.ops.nn.rotary import RopeStyle
 from rlx.ops.pointwise.unary import ActivationKind
 
 
 def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
     """The config of a language model."""
+    fields = text_fields(fields)
     read = HfFields({**ABSENT.get(str(fields.get("model_type")), {}), **fields})
     if read.family not in DECODERS:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported language model; "
-            f"supported: {', '.join(sorted(DECODERS))}. Encoders are loaded with rlx.load_encoder"
+            f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
+            f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder"
         )
     read.refuse_quantized(*QUANTIZED.get(read.family, ()))
     return DECODERS[read.family](read)

@@ -91,8 +91,9 @@ def rope_from_hf(
     if kind == "dynamic" and read.has("alpha") and common["dims"] > 2:
         # Stretched by a fixed amount, unlike what is called dynamic elsewhere.
         common["base"] *= read.number("alpha") ** (common["dims"] / (common["dims"] - 2))
-    if kind in ("default", "dynamic"):
-        # Dynamic positions are stretched for texts beyond the context alone, which are not read here.
+    if kind in ("default", "dynamic", "mrope"):
+        # Positions of several axes are those of one where there is nothing but text. Dynamic ones are stretched for
+        # texts beyond the context alone, which are not read here.
         return RopeConfig(**common)
     common["original_context"] = f.size(
         "original_max_position_embeddings", read.size("original_max_position_embeddings", context)

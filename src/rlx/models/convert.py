@@ -9,6 +9,7 @@ of the directory, so that a model which the format cannot describe is refused an
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,14 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "hunyuan_v1_dense": "hunyuan-dense",
     "gpt_oss": "gpt-oss",
+    "arcee": "arcee",
+    "nemotron": "nemotron",
+    "olmoe": "olmoe",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "gpt_bigcode": "starcoder",
+    "bloom": "bloom",
+    "mpt": "mpt",
 }
 # Architectures whose files say which layers see a window.
 _WITH_WINDOWS = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss")
@@ -207,6 +216,8 @@ def _metadata(folder: Path, config: DecoderConfig, mix: TypeMix) -> dict[str, An
     keys |= {key: np.float32(value) for key, value in _multipliers(c).items()}
     if a in ("gptneox", "stablelm"):
         keys["use_parallel_residual"] = c.parallel_residual
+    if a == "mpt":
+        keys["attention.max_alibi_bias"] = np.float32(-math.log2(min(c.alibi_slopes)))
     if c.qkv_limit is not None:
         keys["attention.clamp_kqv"] = np.float32(c.qkv_limit)
     window = next((w for w in c.windows if w is not None), None)
@@ -243,7 +254,7 @@ def _multipliers(config: DecoderConfig) -> dict[str, float]:
     """Factors that files of an architecture have keys for; elsewhere the architecture fixes them."""
     if config.family in ("command-r", "cohere2"):
         return {"logit_scale": config.logit_multiplier}
-    if config.family == "granite":
+    if config.family in ("granite", "granitemoe"):
         assert config.attention_scale is not None
         return {
             "embedding_scale": config.embed_scale,

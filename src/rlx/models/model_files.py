@@ -16,6 +16,7 @@ from rlx.models import weight_names
 from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig
 from rlx.models.hf_layouts import REARRANGED
+from rlx.models.hf_wrappers import is_wrapper, text_tensors
 from rlx.models.weights import (
     QkvOrder,
     WeightFile,
@@ -108,11 +109,12 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
     from rlx.models.config_hf import decoder_config_from_hf
     from rlx.models.tokenizer import Tokenizer
 
-    config = decoder_config_from_hf(read_json(path / "config.json"))
+    fields = read_json(path / "config.json")
+    config, tensors = decoder_config_from_hf(fields), open_weights(path, mmap)
     family = config.family
     source = weights_identity(path) if mmap else ""
     weights = hf_weights(
-        open_weights(path, mmap),
+        text_tensors(tensors) if is_wrapper(fields) else tensors,
         weight_names.hf_names(config),
         path.name,
         layers=config.layers,
@@ -120,7 +122,7 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
         experts=config.moe.experts if config.moe is not None else 0,
         in_out=family in weight_names.HF_IN_OUT,
         norms_plus_one=family in weight_names.HF_NORM_PLUS_ONE,
-        qkv_order=_qkv_order(config),
+        qkv_order=qkv_order(config, family),
         rearrange=REARRANGED.get(family),
     )
     return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
@@ -146,10 +148,11 @@ def weights_identity(folder: Path) -> str:
     return identity({*folder.glob("*.safetensors*"), *folder.glob("*.bin*")})
 
 
-def _qkv_order(config: DecoderConfig) -> QkvOrder | None:
-    if config.family in weight_names.HF_QKV_BY_QUARTER:
+def qkv_order(config: DecoderConfig, family: str) -> QkvOrder | None:
+    """The order in which rows of fused q, k and v are wanted that directories of a family store otherwise."""
+    if family in weight_names.HF_QKV_BY_QUARTER:
         return order_by_quarters
-    if config.family not in weight_names.HF_QKV_BY_HEAD:
+    if family not in weight_names.HF_QKV_BY_HEAD:
         return None
     return lambda rows: order_by_heads(rows, config.heads, config.kv_heads)
 

@@ -82,15 +82,24 @@ class Tokenizer:
         require_tokenizers()
         import tokenizers
 
+        from rlx.models.tokenizer_parts import tokenizer_of_parts
+
         folder = Path(path)
         file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise FormatError(f"{folder}: there is no tokenizer.json; save the tokenizer again with a fast tokenizer")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the package raises bare Exception for whatever it cannot read
-            raise FormatError(f"{file}: tokenizers cannot read it: {error}") from None
         config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+        if file.is_file():
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(file))
+            except Exception as error:  # the package raises bare Exception for whatever it cannot read
+                raise FormatError(f"{file}: tokenizers cannot read it: {error}") from None
+        else:
+            made = tokenizer_of_parts(folder, config, _read_json(folder / "config.json").get("model_type"))
+            if made is None:
+                raise FormatError(
+                    f"{folder}: there is no tokenizer.json; save the tokenizer again with a fast tokenizer"
+                )
+            backend, roles = made
+            config = {**roles, **config}
         # Older directories say beside the sizes of the model what ends an answer.
         generation = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
         templates = _templates_of_config(folder, config)

@@ -51,7 +51,7 @@ _GGUF_DIFFERENT: dict[str, dict[str, str]] = {
 }
 # Architectures whose q and k are stored so that the two features of a rotary pair are neighbours, other than in
 # directories.
-GGUF_PAIRS_TOGETHER = frozenset({"llama", "granite", "smollm3", "olmo"})
+GGUF_PAIRS_TOGETHER = frozenset({"llama", "granite", "granitemoe", "smollm3", "olmo", "arcee"})
 
 
 def gguf_names(config: DecoderConfig) -> dict[str, str]:
