@@ -91,3 +91,9 @@ def test_scalar_bytes(dtype):
 def test_scalars_that_do_not_fit_are_refused(value, dtype):
     with pytest.raises(DTypeError, match=rf"{value} is not representable as {dtype}"):
         scalar_constant_bytes(value, dtype)
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_facts_under_the_names_of_numpy(dtype):
+    """`x.dtype.kind` and `itemsize` are the same for a tensor as for an array."""
+    assert (dtype.kind, dtype.itemsize) == (dtype.numpy.kind, dtype.numpy.itemsize)

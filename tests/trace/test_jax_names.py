@@ -377,3 +377,77 @@ def test_methods_of_arrays_take_what_functions_take(way):
     np.testing.assert_array_equal(way(lambda x: x[0].sort().searchsorted(np.float32([0, 2]))), [1, 2])
     np.testing.assert_array_equal(way(lambda x: x.take(indices=np.array([0]), axis=1)), X[:, [0]])
     np.testing.assert_array_equal(way(lambda x: x.var(ddof=1)), np.float32(X.var(ddof=1)))
+
+
+def _by_conjugate_gradients(matvec, b):
+    """A loop without a bound, which has no reverse derivative, and which stops at once where b is 0."""
+
+    def step(state):
+        x, r, p, size = state
+        moved = matvec(p)
+        along = size / rnp.dot(p, moved)
+        r = r - along * moved
+        return x + along * p, r, r + rnp.dot(r, r) / size * p, rnp.dot(r, r)
+
+    start = (rnp.zeros_like(b), b, b, rnp.dot(b, b))
+    return lax.while_loop(lambda state: state[3] > 1e-26, step, start)[0]
+
+
+def test_iterative_solvers_have_derivatives():
+    """Forward and reverse, of both orders, in the matrix and in the right side; the solver is not differentiated."""
+    rng = np.random.default_rng(4)
+    matrix, b, direction = rng.normal(size=(4, 4)), rng.normal(size=4), rng.normal(size=(4, 4))
+    matrix = matrix @ matrix.T + 4 * np.eye(4)
+
+    def loss(solve, t, b):
+        a = matrix + t * (direction + direction.T)
+        return rnp.sum(solve(a, b) ** 3)
+
+    def iterated(a, b):
+        return lax.custom_linear_solve(lambda x: a @ x, b, _by_conjugate_gradients, symmetric=True)
+
+    for transform in (
+        lambda f: rlx.jacfwd(f, (0, 1)),
+        lambda f: rlx.jit(rlx.grad(f, (0, 1))),
+        lambda f: rlx.hessian(f, (0, 1)),
+        lambda f: rlx.grad(rlx.grad(f)),
+        lambda f: lambda t, b: rlx.vmap(rlx.grad(f), (0, None))(np.array([t, 2 * t]), b),
+    ):
+        found, wanted = (
+            rlx.tree.leaves(transform(lambda t, b, s=s: loss(s, t, b))(np.float64(0.3), b))
+            for s in (iterated, rnp.linalg.solve)
+        )
+        for x, y in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-9)
+
+
+def test_solvers_of_other_systems():
+    rng = np.random.default_rng(5)
+    matrix, b = rng.normal(size=(4, 4)) + 5 * np.eye(4), rng.normal(size=4)
+
+    def gradient(solve, **options):
+        def loss(a, b):
+            return rnp.sum(lax.custom_linear_solve(lambda x: a @ x, b, solve, **options) ** 3)
+
+        return rlx.grad(loss, (0, 1))(matrix, b)
+
+    def richardson(matvec, b):
+        return lax.while_loop(
+            lambda x: rnp.sum((matvec(x) - b) ** 2) > 1e-24, lambda x: x - (matvec(x) - b) / 7, rnp.zeros_like(b)
+        )
+
+    wanted = rlx.grad(lambda a, b: rnp.sum(rnp.linalg.solve(a, b) ** 3), (0, 1))(matrix, b)
+    for found in (
+        gradient(richardson, transpose_solve=richardson),
+        gradient(lambda matvec, b: rnp.linalg.solve(matrix, b)),
+        gradient(lambda matvec, b: rnp.linalg.solve(rlx.jacfwd(matvec)(b), b)),
+    ):
+        for x, y in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-10)
+
+    def root(b):
+        return lax.custom_root(lambda x: matrix @ x - b, 0 * b, lambda f, x: rnp.linalg.solve(matrix, b), richardson)
+
+    np.testing.assert_allclose(rlx.jvp(root, (b,), (b,))[1], np.linalg.solve(matrix, b), rtol=1e-9)
+    with pytest.raises(RlxError, match="needs a bound on the number of rounds"):
+        gradient(richardson)

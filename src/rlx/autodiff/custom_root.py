@@ -13,6 +13,7 @@ from typing import Any
 
 from rlx.autodiff.custom_rules import stop_gradient
 from rlx.autodiff.functions import jvp
+from rlx.autodiff.linear_solve import linear_solution
 from rlx.ir.rewrite.inline import inline_graph
 from rlx.ir.tensor import current_scope, lift
 from rlx.trace.pytree import tree_flatten, tree_map
@@ -56,5 +57,5 @@ def _solved(f: Callable[[Any], Any], initial_guess: Any, solve: Solve) -> Any:
 def _newton(f: Callable[[Any], Any], x: Any, tangent_solve: Solve) -> Any:
     """x - f'(x)⁻¹ (f(x) - r), r being the number that f(x) is: no step in value, the right one in its derivative."""
     residual = tree_map(lambda r: r - stop_gradient(r), f(x))
-    step = tangent_solve(lambda direction: jvp(f, (x,), (direction,))[1], residual)
+    step = linear_solution(lambda direction: jvp(f, (x,), (direction,))[1], residual, tangent_solve)
     return tree_map(lambda a, b: a - b, x, step)

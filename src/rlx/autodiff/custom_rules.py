@@ -33,6 +33,9 @@ class _CustomFunction:
     are not traced.
     """
 
+    # Whether what the function reads from outside has no derivative; else differentiating by it is an error.
+    captures_are_constant = False
+
     def __init__(
         self,
         fun: Function,
@@ -60,8 +63,12 @@ class _CustomFunction:
         with entered(graph):
             called = Called(fun, Arguments(fun, rest, {}), graph)
             rule = self._rule(constants, tree_structure(rest), called.traced.out_tree)
-            op = CustomDerivative(called.graph, rule, len(called.traced.captures))
-            return called.traced.out_tree.unflatten(as_tuple(op(*called.operands)))
+            count = len(called.traced.captures)
+            operands = [*called.operands]
+            if self.captures_are_constant and count:
+                operands[-count:] = [stop_gradient(x) for x in operands[-count:]]
+            op = CustomDerivative(called.graph, rule, count)
+            return called.traced.out_tree.unflatten(as_tuple(op(*operands)))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -154,7 +161,8 @@ class _JvpRule(DerivativeRule):
         super().__init__(name)
         self.name, self.jvp, self.in_tree, self.out_tree = name, jvp, in_tree, out_tree
 
-    def expand(self, body: Graph) -> CustomFn:
+    def jvp_body(self, body: Graph) -> Graph:
+        """The program of the rule: from primals and tangents to the tangents of the results."""
         inputs, outputs = input_types(body), output_types(body)
         count = self.in_tree.num_leaves
 
@@ -167,7 +175,11 @@ class _JvpRule(DerivativeRule):
             return tuple(_like(what, result[1], self.out_tree, outputs))
 
         primal_names = {f"x{i}": t for i, t in enumerate(inputs)}
-        jvp_body = build_body(f"{self.name}_jvp", push, **primal_names, **_tangents(inputs))
+        return build_body(f"{self.name}_jvp", push, **primal_names, **_tangents(inputs))
+
+    def expand(self, body: Graph) -> CustomFn:
+        inputs, outputs = input_types(body), output_types(body)
+        jvp_body = self.jvp_body(body)
 
         def pull(*operands: Tensor) -> tuple[Tensor, ...]:
             primals, cotangents = operands[: len(inputs)], operands[len(inputs) + len(outputs) :]
@@ -179,6 +191,7 @@ class _JvpRule(DerivativeRule):
             pulled = iter(pull_back(jvp_body, leaves, wrt, seeds))
             return tuple(filled([next(pulled) if t.dtype.is_inexact else None for t in inputs], inputs))
 
+        primal_names = {f"x{i}": t for i, t in enumerate(inputs)}
         vjp_body = build_body(f"{self.name}_vjp", pull, **primal_names, **_results(outputs))
         return CustomFn(body, vjp_body, jvp_body)
 

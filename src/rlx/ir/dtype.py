@@ -85,6 +85,16 @@ class DType(enum.Enum):
         return self.is_float or self.is_complex
 
     @property
+    def kind(self) -> str:
+        """NumPy's letter: b, i, u, f or c; V for those that NumPy lacks."""
+        return str(self.numpy.kind)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element in an array, which keeps even types of 4 bits one to a byte."""
+        return int(self.numpy.itemsize)
+
+    @property
     def promotion_rank(self) -> int:
         return _RANK[self]
 

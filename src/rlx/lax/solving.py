@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlx import ops
-from rlx.autodiff.custom_root import custom_root
-from rlx.trace.pytree import tree_map
+from rlx.autodiff.linear_solve import linear_solution
 
 Solve = Callable[[Callable[[Any], Any], Any], Any]
 
@@ -22,17 +20,9 @@ def custom_linear_solve(
 ) -> Any:
     """x with matvec(x) = b, found by `solve(matvec, b)`; b and x are trees of arrays.
 
-    Derivatives solve once more with the same function. Those in reverse transpose that solve, so it must be one that
-    has reverse derivatives: a direct one, or a loop with `max_iterations`; `transpose_solve` and `symmetric` are then
-    not needed, and are accepted so that programs written for JAX run. With `has_aux` `solve` returns `(x, aux)`.
+    Derivatives solve once more instead of going through the solver: forward ones with `solve`, reverse ones with
+    `transpose_solve`, which is given the transpose of `matvec`, or with `solve` for a `symmetric` system. Without
+    either, `solve` is transposed, so it must be one that has reverse derivatives: a direct one, or a loop with
+    `max_iterations`. With `has_aux` `solve` returns `(x, aux)`.
     """
-
-    def residual(x: Any) -> Any:
-        return tree_map(lambda y, c: y - c, matvec(x), b)
-
-    def without_aux(g: Callable[[Any], Any], y: Any) -> Any:
-        found = solve(g, y)
-        return found[0] if has_aux else found
-
-    guess = tree_map(ops.zeros_like, b)
-    return custom_root(residual, guess, lambda f, x: solve(matvec, b), without_aux, has_aux)
+    return linear_solution(matvec, b, solve, solve if symmetric else transpose_solve, has_aux)
