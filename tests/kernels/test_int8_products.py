@@ -200,7 +200,7 @@ def test_products_of_pairs_are_the_same_to_the_last_bit(name: str, digits: int):
     n, k = 83, 768
     panels, weights = blocks(name, n, k)
     kernels = [(target, block_product(name, target, n, k, digits)) for target in (one, two)]
-    for m in (1, 9, 10, 11, 13, 64, 259):
+    for m in (1, 5, 7, 9, 11, 14, 64, 259):
         rows, x = activations(m, k, name, digits)
         found = []
         for target, kernel in kernels:
