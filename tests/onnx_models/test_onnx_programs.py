@@ -163,6 +163,21 @@ def test_a_scan():
     np.testing.assert_array_equal(last, rows[-1])
 
 
+def test_a_small_file_does_not_ask_for_a_large_memory():
+    large = np.array([2**24, 2**24])
+    nodes = [
+        node("ConstantOfShape", "large", "filled"),
+        node("Expand", "one large", "spread"),
+        node("Range", "zero many one", "counted"),
+        node("Tile", "counted twice", "again"),
+        *(node("Shape", name, f"{name}_shape") for name in ("filled", "spread", "again")),
+    ]
+    constants = {"large": large, "zero": np.array(0), "one": np.array(1), "many": np.array(2**40)}
+    outputs = ["filled_shape", "spread_shape", "again_shape"]
+    loaded = rlx.onnx.load(model(nodes, [], outputs, twice=np.array([2]), **constants))
+    assert [found.tolist() for found in loaded.run()] == [[2**24, 2**24], [2**24, 2**24], [2**41]]
+
+
 def test_ops_without_a_rule_are_all_named_before_anything_runs():
     nodes = [
         node("Add", "x x", "a"),
