@@ -57,6 +57,14 @@ def test_one_compile_serves_all_sizes():
     assert [*loaded.params] == ["w"]
 
 
+def test_an_entry_at_a_known_place_is_not_looked_up():
+    content = model([node("Gather", "x last", "y", axis=1)], [value("x", "f4", "n", "m", 2)], ["y"], last=np.array(-1))
+    loaded = rlx.onnx.load(content)
+    x = rng.standard_normal((3, 4, 2)).astype("f4")
+    np.testing.assert_array_equal(loaded(x), x[:, -1])
+    assert "gather" not in {node.op.mnemonic for node in map(loaded.graph.node, loaded.graph.topo_order())}
+
+
 def test_sizes_can_be_fixed():
     content, _ = heads()
     assert str(rlx.onnx.load(content, sizes={"batch": 2}).inputs["x"]) == "f32[2,seq_len,8]"

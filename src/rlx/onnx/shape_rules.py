@@ -126,8 +126,12 @@ def _bound(value: Size) -> Size | None:
 
 @rule("Gather")
 def _gather(call: Call) -> Any:
-    x = call[0]
-    return rnp.take(x, call[1], axis=call.axis(rank_of(x), 0))
+    x, index = call[0], call.value(1)
+    axis = call.axis(rank_of(x), 0)
+    if isinstance(index, np.ndarray) and not index.ndim:
+        # One entry at a known place is a part of x, and nothing need be looked up.
+        return x[(slice(None),) * axis + (int(index),)]
+    return rnp.take(x, call[1], axis=axis)
 
 
 @rule("GatherElements")
