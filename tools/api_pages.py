@@ -30,6 +30,7 @@ NAMESPACES = {
     "optim": "rlx.optim",
     "train": "rlx.train",
     "finetune": "rlx.finetune",
+    "onnx": "rlx.onnx",
     "quantized": "rlx.quantized",
     "sparse": "rlx.sparse",
     "audio": "rlx.audio",

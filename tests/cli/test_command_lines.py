@@ -17,6 +17,7 @@ import rlx
 from rlx.cli import COMMANDS, UNEXPECTED, _parser, main
 from rlx.errors import RlxError
 from rlx.formats.gguf import write_gguf
+from rlx.formats.onnx import FLOAT, OnnxGraph, OnnxValue, make_node, write_onnx
 from rlx.formats.safetensors import write_safetensors
 
 MODEL = next(Path(rlx.__file__).parent.joinpath("models/data").glob("*.gguf"))
@@ -113,6 +114,9 @@ def place(tmp_path_factory):
     (folder / "g.rlx").write_text("mir @g(%x: f32[2,3]) {\n  %0: f32[2,3] = relu(%x)\n  return %0\n}\n")
     (folder / "bad.rlx").write_text("mir @g(%x: f32[2,3]) {\n  %0 = nonsense(%x)\n")
     (folder / os.fsdecode(b"name\xff.gguf")).write_bytes(MODEL.read_bytes()[:100])
+    x, y = OnnxValue("x", FLOAT, ("n",)), OnnxValue("y", FLOAT, ("n",))
+    write_onnx(folder / "m.onnx", OnnxGraph("g", [make_node("Relu", ["x"], ["y"])], {}, [x], [y]))
+    (folder / "bad.onnx").write_bytes(b"\x3a\x08not onnx")
     (folder / "dir").mkdir()
     (folder / "hf").mkdir()
     (folder / "hf" / "config.json").write_text('{"model_type": "llama"}')
@@ -133,6 +137,7 @@ def harmless(place, monkeypatch, tmp_path):
     monkeypatch.setattr("rlx.models.pull._cached", lambda name, model: None)
     monkeypatch.setattr("rlx.cli.bench._measured", refuse)
     monkeypatch.setattr("rlx.cli.cache.clear", lambda folder: None)
+    monkeypatch.setattr("rlx.cli.serve.model_server", refuse)
     for what in ("cli.serve_web.page_server", "cli.tune._tune", "cli.splat._view", "cli.splat._train"):
         monkeypatch.setattr(f"rlx.{what}", refuse)
     for what in ("distributed.launch.launch", "train.train_char_gpt", "finetune.finetune"):
@@ -176,6 +181,8 @@ OWN = {
     "quantize": {"--type": "Q8_0", "--force": None},
     "embed": {"--file": "text.txt", "--batch-size": "2", "--out": "v.npy", "--prompt": "p", "--prompt-name": "q"},
     "convert": {"--type": "Q8_0", "--force": None},
+    "run": {"--input": "x=v.npy", "--size": "n=2", "--out": "o.npz", "--repeat": "2", "--device": "cpu", "--seed": "1"},
+    "serve": {"--port": "0", "--parallel": "2", "--embedder": "hf", "--key-file": "text.txt"},
     "cache": {},
     "pull": {},
 }
@@ -184,6 +191,8 @@ OWN = {
 def _one_that_runs(rng, files):
     command = rng.choice(list(OWN))
     words = [command, rng.choice([*files, *["model.gguf"] * 8])]
+    if command == "run":
+        words[1] = rng.choice([*files, *["m.onnx"] * 8])
     if command in ("quantize", "convert"):
         words.append(rng.choice(["new.gguf", *files]))
     if command in ("generate", "chat"):

@@ -57,6 +57,14 @@ def test_one_compile_serves_all_sizes():
     assert [*loaded.params] == ["w"]
 
 
+def test_an_entry_at_a_known_place_is_not_looked_up():
+    content = model([node("Gather", "x last", "y", axis=1)], [value("x", "f4", "n", "m", 2)], ["y"], last=np.array(-1))
+    loaded = rlx.onnx.load(content)
+    x = rng.standard_normal((3, 4, 2)).astype("f4")
+    np.testing.assert_array_equal(loaded(x), x[:, -1])
+    assert "gather" not in {node.op.mnemonic for node in map(loaded.graph.node, loaded.graph.topo_order())}
+
+
 def test_sizes_can_be_fixed():
     content, _ = heads()
     assert str(rlx.onnx.load(content, sizes={"batch": 2}).inputs["x"]) == "f32[2,seq_len,8]"
@@ -161,6 +169,21 @@ def test_a_scan():
     last, rows = loaded(x)
     np.testing.assert_allclose(rows, x.cumsum(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(last, rows[-1])
+
+
+def test_a_small_file_does_not_ask_for_a_large_memory():
+    large = np.array([2**24, 2**24])
+    nodes = [
+        node("ConstantOfShape", "large", "filled"),
+        node("Expand", "one large", "spread"),
+        node("Range", "zero many one", "counted"),
+        node("Tile", "counted twice", "again"),
+        *(node("Shape", name, f"{name}_shape") for name in ("filled", "spread", "again")),
+    ]
+    constants = {"large": large, "zero": np.array(0), "one": np.array(1), "many": np.array(2**40)}
+    outputs = ["filled_shape", "spread_shape", "again_shape"]
+    loaded = rlx.onnx.load(model(nodes, [], outputs, twice=np.array([2]), **constants))
+    assert [found.tolist() for found in loaded.run()] == [[2**24, 2**24], [2**24, 2**24], [2**41]]
 
 
 def test_ops_without_a_rule_are_all_named_before_anything_runs():

@@ -7,6 +7,7 @@ read with what it has given. Such a part is built again only when other values, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -224,7 +225,7 @@ class _PartBuilder:
                 found = of_sizes(Call(node, inputs, opset, path))
                 if found is not None:
                     return found if isinstance(found, tuple) else (found,)
-            if _folds(inputs):
+            if _folds(inputs) and _result_size(node.op, inputs) <= _MOST_FOLDED:
                 found = RULES[key](Call(node, inputs, opset, path))
                 return [_plain(value) for value in _several(found)]
             # The body of a scan has a program of its own, which is being built already.
@@ -232,7 +233,7 @@ class _PartBuilder:
                 return _several(RULES[key](Call(node, inputs, opset, path, self._lift, self._run_inside)))
         except (FormatError, UnsupportedOnnx):
             raise
-        except (RlxError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
+        except (RlxError, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
             raise FormatError(f"{path}: node {node}: {error}") from error
 
     def _lift(self, name: str, value: Value) -> Any:
@@ -275,6 +276,18 @@ def _folds(inputs: Iterable[Value]) -> bool:
     if any(not isinstance(value, np.ndarray) or value.dtype.kind == "O" for value in given):
         return False
     return sum(value.size for value in given) <= _MOST_FOLDED
+
+
+def _result_size(op: str, inputs: Sequence[Value]) -> float:
+    """How many elements the ops give whose results may be far larger than their inputs; 0 for all others."""
+    if op in ("ConstantOfShape", "Expand"):
+        return math.prod(map(float, inputs[-1].reshape(-1).tolist()))
+    if op == "Tile":
+        return float(inputs[0].size) * math.prod(map(float, inputs[1].reshape(-1).tolist()))
+    if op == "Range":
+        start, limit, step = (float(value.reshape(-1)[0]) for value in inputs)
+        return (limit - start) / step
+    return 0
 
 
 def _plain(value: Value) -> Value:

@@ -17,6 +17,8 @@ from rlx.onnx.values import Call, Size, dtype_of, rank_of, rule, sizes
 
 # What a slice says when it means "to the end".
 _FAR = 2**31 - 1
+# Longer ranges are made by the program.
+_MOST_LISTED = 1 << 16
 
 
 @rule("Shape")
@@ -124,8 +126,12 @@ def _bound(value: Size) -> Size | None:
 
 @rule("Gather")
 def _gather(call: Call) -> Any:
-    x = call[0]
-    return rnp.take(x, call[1], axis=call.axis(rank_of(x), 0))
+    x, index = call[0], call.value(1)
+    axis = call.axis(rank_of(x), 0)
+    if isinstance(index, np.ndarray) and not index.ndim:
+        # One entry at a known place is a part of x, and nothing need be looked up.
+        return x[(slice(None),) * axis + (int(index),)]
+    return rnp.take(x, call[1], axis=axis)
 
 
 @rule("GatherElements")
@@ -251,11 +257,13 @@ def _range(call: Call) -> Any:
     if isinstance(step, Dim):
         call.unsupported("an open step")
     if any(isinstance(n, Dim) for n in (start, limit)):
-        # From another number than 0: so many places, moved.
+        # So many places, moved.
         count = dim_max(0, ceildiv(limit - start, step)) if step > 0 else dim_max(0, ceildiv(start - limit, -step))
         places = rnp.astype(rnp.arange(count), dtype) * np.asarray(step, dtype.numpy)
         return places if _is(start, 0) else places + _as_number(start, dtype)
     count = max(0, int(np.ceil((limit - start) / step)))
+    if count > _MOST_LISTED:
+        return rnp.arange(start, limit, step, dtype=dtype)
     return (np.asarray(start) + np.arange(count) * np.asarray(step)).astype(dtype.numpy)
 
 

@@ -150,7 +150,7 @@ class Call:
         return found[0]
 
     def attribute(self, name: str, otherwise: Any = None) -> Any:
-        """An attribute: a number, a text, a tensor's array, a graph, or a list of these."""
+        """An attribute as a number, a text, an array, a graph, or a list of these."""
         value = self.node.attributes.get(name)
         if value is None:
             return otherwise
