@@ -72,7 +72,7 @@ WHY_PRIMITIVE = {
     "Products with matrices that rows choose; gathered, the matrices would be stored once for each row.": """
         routed_matmul""",
     "Codes of 8 bits and their exact products in whole numbers, for which hardware has dot-product units.": """
-        int8_blocks int8_block_matmul int8_matmul""",
+        int8_blocks int8_block_matmul int8_expert_matmul int8_matmul""",
     "Attention with what its gradients need, and these, block by block: no kernel of others has such results.": """
         attention_with_logs attention_gradients""",
     "Attention in two steps, parts of its keys and their sum, so that threads share a long cache.": """attention_parts
