@@ -102,7 +102,7 @@ def _verdict(cls: type[Op], target: str) -> str:
         for verdict in judge(cls, graph):
             found[verdict] = found.get(verdict, 0) + 1
     if not found:
-        return "refused: its values are f64"
+        return "all samples are f64"
     usual = [v for v in ("native", "lowered") if v in found]
     special = [v for v in found if v not in usual]
     if not special:
