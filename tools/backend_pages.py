@@ -97,8 +97,12 @@ def _verdict(cls: type[Op], target: str) -> str:
     found: dict[str, int] = {}
     judge = ENGINES.get(target) or partial(_verdicts, pipeline=CompilePipeline.new(target))
     for graph in _graphs(cls):
+        if target in WITHOUT_F64 and _has_doubles(graph):
+            continue
         for verdict in judge(cls, graph):
             found[verdict] = found.get(verdict, 0) + 1
+    if not found:
+        return "all samples are f64"
     usual = [v for v in ("native", "lowered") if v in found]
     special = [v for v in found if v not in usual]
     if not special:
@@ -129,7 +133,7 @@ def _verdicts(cls: type[Op], graph: Graph, pipeline: CompilePipeline) -> set[str
     verdicts = set()
     machine = WITHOUT_F64.get(pipeline.target)
     for lir in (compiled.lir, compiled.prepare):
-        if machine and lir is not None and not _has_doubles(graph) and _computes_in_f64(lir, machine):
+        if machine and lir is not None and _computes_in_f64(lir, machine):
             return {"refused: a kernel computes in f64"}
         for kernel in lir.kernels if lir is not None else ():
             program = lir.as_graph()
