@@ -32,7 +32,8 @@ def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
     if read.family not in ENCODERS:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported encoder; "
-            f"supported: {', '.join(sorted(ENCODERS))}"
+            f"supported: {', '.join(sorted(ENCODERS))}. Language models are loaded with rlx.load, and "
+            "their embed gives vectors, too"
         )
     read.refuse_quantized()
     return ENCODERS[read.family](read)
