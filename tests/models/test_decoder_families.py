@@ -251,10 +251,78 @@ def hunyuan(w, x):
     return rms_norm(x, w["model.norm.weight"], 1e-5) @ w["lm_head.weight"].T
 
 
-@pytest.mark.parametrize("forward", [olmo, cohere2, hunyuan])
+def bloom(w, x):
+    """Distances in the place of positions, and rows of q, k and v head by head."""
+
+    def norm(rows, name):
+        return layer_norm(rows, w[f"{name}.weight"], w.get(f"{name}.bias", 0), 1e-5)
+
+    slopes, seq = (2.0**-4, 2.0**-8, 2.0**-2), len(x)
+    x = norm(x, "transformer.word_embeddings_layernorm")
+    back = np.arange(seq) - np.arange(seq)[:, None]
+    for layer in ("transformer.h.0.", "transformer.h.1."):
+        h = norm(x, layer + "input_layernorm")
+        qkv = (h @ w[layer + "self_attention.query_key_value.weight"].T).reshape(seq, 3, 3, 6)
+        heads = []
+        for head, slope in enumerate(slopes):
+            q, k, v = (qkv[:, head, part] for part in range(3))
+            scores = q @ k.T / np.sqrt(6) + slope * back
+            heads.append(softmax(np.where(back <= 0, scores, -np.inf)) @ v)
+        x = x + np.concatenate(heads, -1) @ w[layer + "self_attention.dense.weight"].T
+        inner = norm(x, layer + "post_attention_layernorm") @ w[layer + "mlp.dense_h_to_4h.weight"].T
+        inner = inner / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
+        x = x + inner @ w[layer + "mlp.dense_4h_to_h.weight"].T
+    return norm(x, "transformer.ln_f") @ w["transformer.word_embeddings.weight"].T
+
+
+def deepseek_v3(w, x):
+    """Keys and values are made of one vector of each token; experts of the better half are judged with a bias."""
+
+    def turn(rows):
+        return rotate(rows, 10000.0, True)
+
+    def swiglu(rows, name):
+        gate, up = (rows @ w[f"{name}{part}_proj.weight"].T for part in ("gate", "up"))
+        return (silu(gate) * up) @ w[f"{name}down_proj.weight"].T
+
+    for layer in ("model.layers.0.", "model.layers.1."):
+        at = layer + "self_attn."
+        h = rms_norm(x, w[layer + "input_layernorm.weight"], 1e-5)
+        low = rms_norm(h @ w[at + "q_a_proj.weight"].T, w[at + "q_a_layernorm.weight"], 1e-6)
+        q = (low @ w[at + "q_b_proj.weight"].T).reshape(len(x), 4, 8)
+        vectors, shared = np.split(h @ w[at + "kv_a_proj_with_mqa.weight"].T, [8], -1)
+        vectors = rms_norm(vectors, w[at + "kv_a_layernorm.weight"], 1e-6)
+        kv = (vectors @ w[at + "kv_b_proj.weight"].T).reshape(len(x), 4, 10)
+        heads = []
+        for head in range(4):
+            queries = np.concatenate([q[:, head, :4], turn(q[:, head, 4:])], -1)
+            keys = np.concatenate([kv[:, head, :4], turn(shared)], -1)
+            seen = np.tril(np.ones((len(x), len(x)), bool))
+            heads.append(softmax(np.where(seen, queries @ keys.T / np.sqrt(8), -np.inf)) @ kv[:, head, 4:])
+        x = x + np.concatenate(heads, -1) @ w[at + "o_proj.weight"].T
+        h, mlp = rms_norm(x, w[layer + "post_attention_layernorm.weight"], 1e-5), layer + "mlp."
+        if layer.endswith("0."):
+            x = x + swiglu(h, mlp)
+            continue
+        scores = 1 / (1 + np.exp(-h @ w[mlp + "gate.weight"].T))
+        judged = scores + w[mlp + "gate.e_score_correction_bias"]
+        y = swiglu(h, mlp + "shared_experts.")
+        for place, row in enumerate(judged):
+            # Two of four experts, both of the group of two whose scores add up to more.
+            first = 0 if row[:2].sum() > row[2:].sum() else 2
+            total = scores[place, first : first + 2].sum()
+            for expert in (first, first + 1):
+                weight = 1.5 * scores[place, expert] / total
+                y[place] += weight * swiglu(h[place : place + 1], f"{mlp}experts.{expert}.")[0]
+        x = x + y
+    return rms_norm(x, w["model.norm.weight"], 1e-5) @ w["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("forward", [olmo, cohere2, hunyuan, bloom, deepseek_v3])
 def test_logits_are_those_of_the_formulas(forward, tmp_path):
     folder = random_directory(tmp_path, FAMILIES[forward.__name__])
     w = {name: t.array().astype(np.float64) for name, t in open_safetensors(folder).tensors.items()}
-    expected = forward(w, w["model.embed_tokens.weight"][TOKENS])
+    embedding = next(w[name] for name in w if "embed_tokens" in name or name.endswith("word_embeddings.weight"))
+    expected = forward(w, embedding[TOKENS])
     found = rlx.load(folder, device="reference").logits(TOKENS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())

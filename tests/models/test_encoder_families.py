@@ -11,7 +11,7 @@ from models.numpy_forward import layer_norm, softmax
 from rlx.errors import FormatError
 from rlx.formats.safetensors import write_safetensors
 from rlx.models import encoder_names
-from rlx.models.config_hf_encoders import encoder_config_from_hf
+from rlx.models.config_hf_encoders import encoder_config_from_directory, encoder_config_from_hf
 
 FIELDS = {
     "hidden_size": 16,
@@ -101,3 +101,41 @@ def test_norms_may_be_called_gamma_and_beta(tmp_path):
     ids = np.random.default_rng(2).integers(0, 50, (1, 9))
     found = rlx.load_encoder(tmp_path, device="reference").forward(ids)
     np.testing.assert_allclose(found[0], hidden_states(arrays, "electra", ids[0]), atol=2e-5)
+
+
+def with_modules(folder, *kinds, activation="torch.nn.modules.activation.Tanh", inputs=32):
+    modules = [{"path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for module in modules:
+        (folder / module["path"]).mkdir(exist_ok=True)
+        settings = {"pooling_mode": ["cls", "mean"], "in_features": inputs, "out_features": 5}
+        settings |= {"bias": True, "activation_function": activation}
+        (folder / module["path"] / "config.json").write_text(json.dumps(settings))
+
+
+def test_linear_layers_behind_the_pooling(tmp_path):
+    """As LaBSE has one."""
+    arrays = written(tmp_path, "electra")
+    with_modules(tmp_path, "Transformer", "Pooling", "Dense", "Normalize")
+    rng = np.random.default_rng(4)
+    w, b = rng.normal(size=(5, 32)).astype("f4"), rng.normal(size=5).astype("f4")
+    write_safetensors(tmp_path / "2_Dense" / "model.safetensors", {"linear.weight": w, "linear.bias": b})
+    encoder, ids = rlx.load_encoder(tmp_path, device="reference"), rng.integers(0, 50, (1, 9))
+    states = hidden_states(arrays, "electra", ids[0])
+    expected = np.tanh(np.concatenate([states[0], states.mean(0)]) @ w.T.astype("f8") + b)
+    found = encoder._run(ids.tolist())[1]
+    assert encoder.dimension == 5
+    np.testing.assert_allclose(found[0], expected / np.linalg.norm(expected), atol=2e-5)
+
+
+def test_linear_layers_that_are_refused(tmp_path):
+    written(tmp_path, "electra")
+    with_modules(tmp_path, "Transformer", "Pooling", "Dense", inputs=16)
+    with pytest.raises(FormatError, match="2_Dense reads 16 features, and there are 32"):
+        encoder_config_from_directory(tmp_path)
+    with_modules(tmp_path, "Transformer", "Pooling", "Dense", activation="torch.nn.Softsign")
+    with pytest.raises(FormatError, match="activation_function 'Softsign' is not supported"):
+        encoder_config_from_directory(tmp_path)
+    with_modules(tmp_path, "Transformer", "Pooling", "Normalize", "Dense")
+    with pytest.raises(FormatError, match=r"Dense' is not supported here; supported, in this order"):
+        encoder_config_from_directory(tmp_path)

@@ -327,8 +327,8 @@ def test_pooling_is_read_from_the_directory(tmp_path):
 
 
 def test_unknown_modules_and_modes_are_refused(tmp_path):
-    write_modules(tmp_path, "Transformer", "Pooling", "Dense", pooling={"pooling_mode": "mean"})
-    with pytest.raises(FormatError, match=r"module 'sentence_transformers\.models\.Dense' is not supported"):
+    write_modules(tmp_path, "Transformer", "Pooling", "LSTM", pooling={"pooling_mode": "mean"})
+    with pytest.raises(FormatError, match=r"module 'sentence_transformers\.models\.LSTM' is not supported"):
         encoder_config_from_directory(tmp_path)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "median"}')
     with pytest.raises(FormatError, match="pooling_mode 'median' is not one of"):

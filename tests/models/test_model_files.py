@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 import pytest
 
 import rlx
+from models import decoder_fields
 from models.numpy_forward import llama_logits
+from models.random_directories import random_directory
 from models.tiny_models import LLAMA, llama_arrays
 from rlx.backends.memory import is_fixed
 from rlx.errors import FormatError, OpError, RlxError
 from rlx.formats.gguf import write_gguf
+from rlx.formats.safetensors import open_safetensors
 from rlx.models.model_files import open_decoder
+from rlx.planning.shapes import model_shape
 
 METADATA = {
     "general.architecture": "llama",
@@ -129,3 +134,11 @@ def test_an_encoder_is_no_language_model(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(FormatError, match=r"'bert' is not a supported language model.*rlx\.load_encoder"):
         rlx.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["opt_350m", "deepseek_v3", "bloom"])
+def test_plans_count_the_parameters_of_files(family, tmp_path):
+    """Also of models with weights that GGUF files have no names for."""
+    folder = random_directory(tmp_path, decoder_fields.FAMILIES[family])
+    stored = open_safetensors(folder).tensors.values()
+    assert model_shape(folder).parameters == sum(math.prod(tensor.shape) for tensor in stored)

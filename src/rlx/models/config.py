@@ -230,6 +230,19 @@ PoolingMode = Literal["mean", "cls", "max", "lasttoken", "weightedmean", "mean_s
 
 
 @dataclass(frozen=True)
+class DenseConfig:
+    """A linear layer behind the pooling, and what is done to its result; its weights lie in a `folder` of their own."""
+
+    folder: str
+    inputs: int
+    outputs: int
+    activation: ActivationKind | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes("Dense", {"in_features": self.inputs, "out_features": self.outputs})
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """A bidirectional encoder of the BERT family.
 
@@ -268,6 +281,7 @@ class EncoderConfig:
     local_layers: frozenset[int] = frozenset()
     pad_id: int = 0
     pooling: tuple[PoolingMode, ...] = field(default=())
+    dense: tuple[DenseConfig, ...] = ()
     normalize: bool = False
 
     def __post_init__(self) -> None:
@@ -279,6 +293,16 @@ class EncoderConfig:
         for rope in (self.rope, self.local_rope):
             if rope is not None and (rope.dims % 2 or not 0 < rope.dims <= self.head_dim):
                 raise FormatError(f"{self.family}: rotary positions of {rope.dims} features do not fit its heads")
+        width = self.hidden * len(self.pooling)
+        for dense in self.dense:
+            if dense.inputs != width:
+                raise FormatError(f"{self.family}: {dense.folder} reads {dense.inputs} features, and there are {width}")
+            width = dense.outputs
+
+    @property
+    def dimension(self) -> int:
+        """The length of a vector."""
+        return self.dense[-1].outputs if self.dense else self.hidden * len(self.pooling)
 
     @property
     def head_dim(self) -> int:

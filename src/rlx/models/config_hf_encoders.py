@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import FormatError
-from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
+from rlx.models.config import DenseConfig, EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.config_hf_common import rope_from_hf
 from rlx.models.hf_fields import HfFields
 from rlx.models.model_files import read_json, read_json_list
@@ -32,7 +32,8 @@ def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
     if read.family not in ENCODERS:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported encoder; "
-            f"supported: {', '.join(sorted(ENCODERS))}"
+            f"supported: {', '.join(sorted(ENCODERS))}. Language models are loaded with rlx.load, and "
+            "their embed gives vectors, too"
         )
     read.refuse_quantized()
     return ENCODERS[read.family](read)
@@ -59,22 +60,48 @@ def encoder_config_from_directory(path: Path) -> EncoderConfig:
     if not (path / "modules.json").is_file():
         return replace(config, pooling=("mean",))
     pooling: tuple[PoolingMode, ...] = ()
+    dense: list[DenseConfig] = []
     normalize = False
     for module in read_json_list(path / "modules.json"):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         if kind == "Pooling":
             pooling = _pooling_modes(read_json(path / str(module.get("path", "")) / "config.json"))
+        elif kind == "Dense" and pooling and not normalize:
+            dense.append(_dense(path, str(module.get("path", ""))))
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
             raise FormatError(
-                f"{path / 'modules.json'}: module {module.get('type')!r} is not supported; "
-                "supported: Transformer, Pooling, Normalize"
+                f"{path / 'modules.json'}: module {module.get('type')!r} is not supported here; "
+                "supported, in this order: Transformer, Pooling, Dense, Normalize"
             )
     if not pooling:
         raise FormatError(f"{path / 'modules.json'}: there is no Pooling module, so there is no one vector per text")
     limit = _length_limit(path, config.context)
-    return replace(config, pooling=pooling, normalize=normalize, context=limit)
+    return replace(config, pooling=pooling, dense=tuple(dense), normalize=normalize, context=limit)
+
+
+# What may be done to the result of a linear layer behind the pooling, by the end of the name that torch has for it.
+_DENSE_ACTIVATIONS = {
+    "Identity": None,
+    "Tanh": ActivationKind.Tanh,
+    "ReLU": ActivationKind.Relu,
+    "GELU": ActivationKind.Gelu,
+    "SiLU": ActivationKind.Silu,
+    "Sigmoid": ActivationKind.Sigmoid,
+}
+
+
+def _dense(path: Path, folder: str) -> DenseConfig:
+    if folder != Path(folder).name:
+        raise FormatError(f"{path / 'modules.json'}: the folder of a module lies beside the file, got {folder!r:.100}")
+    f = HfFields(read_json(path / folder / "config.json"), "Dense")
+    # Files that leave it out mean what the library then took.
+    name = f.text("activation_function", "Tanh").rsplit(".", 1)[-1]
+    if name not in _DENSE_ACTIVATIONS:
+        known = ", ".join(_DENSE_ACTIVATIONS)
+        raise FormatError(f"{folder}: activation_function {name!r} is not supported; supported: {known}")
+    return DenseConfig(folder, f.size("in_features"), f.size("out_features"), _DENSE_ACTIVATIONS[name])
 
 
 def _pooling_modes(fields: Mapping[str, Any]) -> tuple[PoolingMode, ...]:

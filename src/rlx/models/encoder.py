@@ -94,6 +94,9 @@ class _Encoder:
             with named_scope("pooling"):
                 pooled = [self._pooled(x, mode) for mode in c.pooling]
                 vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
+                for place, dense in enumerate(c.dense):
+                    vector = self.layers.linear(vector, "dense", place, dense.outputs)
+                    vector = vector if dense.activation is None else ops.activation(dense.activation, vector)
                 outputs.append(_unit(vector) if c.normalize else vector)
         if self.value_places is not None:
             outputs = [self.value_places.of_result(y) for y in outputs]

@@ -145,7 +145,10 @@ def open_weights(folder: Path, mmap: bool = True) -> Mapping[str, SafetensorsTen
 
 def weights_identity(folder: Path) -> str:
     """A text that changes when the weights of a Hugging Face directory do."""
-    return identity({*folder.glob("*.safetensors*"), *folder.glob("*.bin*")})
+    # Layers behind an encoder lie in folders of their own.
+    return identity(
+        {file for end in ("safetensors", "bin") for depth in ("", "*/") for file in folder.glob(f"{depth}*.{end}*")}
+    )
 
 
 def qkv_order(config: DecoderConfig, family: str) -> QkvOrder | None:

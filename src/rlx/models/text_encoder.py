@@ -24,7 +24,7 @@ from rlx.models.encoder import build_encoder, relative_buckets
 from rlx.models.model_files import open_weights, read_json, weights_identity
 from rlx.models.pull import find_model
 from rlx.models.rope_tables import rope_tables
-from rlx.models.weights import WeightFile, hf_weights, read_weights
+from rlx.models.weights import Weight, WeightFile, hf_weights, read_weights
 from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
 
@@ -98,7 +98,14 @@ def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFi
         raise FormatError(f"{path}: an encoder is a Hugging Face directory with config.json and model.safetensors")
     config = encoder_config_from_directory(path)
     names, prefix = encoder_names.HF_ENCODERS[config.family], encoder_names.HF_ENCODER_PREFIX[config.family]
-    return config, hf_weights(open_weights(path, mmap), names, path.name, layers=config.layers, prefix=prefix)
+    file = hf_weights(
+        open_weights(path, mmap), names | {"dense": "dense.{i}"}, path.name, layers=config.layers, prefix=prefix
+    )
+    more: dict[str, Weight] = {}
+    for place, dense in enumerate(config.dense):
+        own = hf_weights(open_weights(path / dense.folder, mmap), {"linear": "linear"}, dense.folder, layers=0)
+        more |= {name.replace("linear.", f"dense.{place}.", 1): weight for name, weight in own.items()}
+    return config, file.replaced(more)
 
 
 def lowers_case(path: Path) -> bool:
@@ -199,7 +206,7 @@ class TextEncoder:
     @property
     def dimension(self) -> int:
         """The length of a vector."""
-        return self.config.hidden * len(self.config.pooling)
+        return self.config.dimension
 
     def embed(
         self,

@@ -42,6 +42,12 @@ GGUF: dict[str, str] = {
     "shared_down": "blk.{i}.ffn_down_shexp",
     "router_shift": "blk.{i}.exp_probs_b",
     "embed_norm": "token_embd_norm",
+    "q_low": "blk.{i}.attn_q_a",
+    "q_low_norm": "blk.{i}.attn_q_a_norm",
+    "q_high": "blk.{i}.attn_q_b",
+    "kv_low": "blk.{i}.attn_kv_a_mqa",
+    "kv_low_norm": "blk.{i}.attn_kv_a_norm",
+    "kv_high": "blk.{i}.attn_kv_b",
 }
 # Where files of an architecture differ. Of its two norms, Falcon's first stands before the feed-forward half.
 _GGUF_DIFFERENT: dict[str, dict[str, str]] = {

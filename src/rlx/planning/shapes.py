@@ -26,6 +26,14 @@ from rlx.models.weights import Weight, WeightFile
 __all__ = ["PUBLISHED", "ModelShape", "ShapeFile", "model_shape"]
 
 
+# The names of GGUF files, and of roles that these have none for, the roles themselves.
+_NAMES = {
+    role: f"blk.{{i}}.{role}" if "{i}" in name else role
+    for names in weight_names.HF_DECODERS.values()
+    for role, name in names.items()
+} | weight_names.GGUF
+
+
 class ModelShape(NamedTuple):
     """A model without weights. `biased` are the roles whose linear layers or norms have a bias; `stored` is the dtype
     of its weights in files."""
@@ -56,7 +64,7 @@ class ShapeFile(WeightFile):
     """Weights of any dims that a builder asks for, zeros that take no memory; those of a model once it `is_whole`."""
 
     def __init__(self, what: str, biased: frozenset[str], dtype: DType) -> None:
-        super().__init__(what, weight_names.GGUF, {})
+        super().__init__(what, _NAMES, {})
         self._biased, self._dtype, self.is_whole = biased, dtype, False
 
     def has(self, role: str, layer: int | None = None, part: str = "weight") -> bool:
