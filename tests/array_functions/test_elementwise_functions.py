@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from oracle_cases import case, check, precisions
 
+import rlx.numpy as rnp
+
 _rng = np.random.default_rng(0)
 X = _rng.uniform(-2, 2, (3, 4))
 UNIT = _rng.uniform(-0.95, 0.95, (2, 5))
@@ -265,3 +267,11 @@ CASES += [
 @pytest.mark.parametrize(("one", "precision"), [(c, p) for c in CASES for p in precisions(c)], ids=str)
 def test_matches_numpy(one, precision):
     check(one, precision)
+
+
+@pytest.mark.parametrize("name", ["log2", "log10"])
+def test_logarithms_of_complex_zero_and_infinity(name):
+    """The infinite real part leaves the angle as it is."""
+    z = np.array([0, np.inf, 1 + 1j, -2])
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(getattr(rnp, name)(z), getattr(np, name)(z), rtol=1e-14)

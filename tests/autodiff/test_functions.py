@@ -367,3 +367,8 @@ def test_jacobians_of_holomorphic_functions():
         with pytest.raises(rlx.RlxError, match="holomorphic=True needs complex"):
             transform(lambda x: x**2, holomorphic=True)(X)
     close(np.asarray(rlx.hessian(lambda z: rnp.sum(z**3), holomorphic=True)(z)), np.diag(6 * z))
+
+
+def test_primals_that_are_no_tuple():
+    with pytest.raises(AutodiffError, match=r"tangents are a tuple .*; write \(tangent,\)"):
+        rlx.jvp(rnp.sin, (X,), X)

@@ -76,9 +76,27 @@ def test_large_weights_are_drawn_by_a_compiled_program():
     assert math.prod(shape) >= initializers._LARGE
     compiled = initializers._compiled_truncated()
     before = compiled.cache_info().misses
-    drawn = initializers.truncated_normal(0.5, 1.0)(KEY, shape)
+    drawn = initializers.truncated_normal(0.5, mean=1.0)(KEY, shape)
     wanted = np.asarray(random.truncated_normal(KEY, -2.0, 2.0, shape)) * np.float32(0.5) + 1
     np.testing.assert_allclose(drawn, wanted, atol=1e-6)
     # Another deviation is another argument, not another program.
-    initializers.truncated_normal(0.25, 1.0)(KEY, shape)
+    initializers.truncated_normal(0.25, mean=1.0)(KEY, shape)
     assert compiled.cache_info().misses == before + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: initializers.normal(0.02, d),
+        lambda d: initializers.uniform(0.02, d),
+        lambda d: initializers.truncated_normal(0.02, d, -1.0, 1.0),
+        lambda d: initializers.constant(0.5, d),
+        lambda d: initializers.orthogonal(1.0, -1, d),
+        lambda d: initializers.glorot_normal(-2, -1, dtype=d),
+        lambda d: initializers.variance_scaling(1.0, "fan_in", "normal", -2, -1, dtype=d),
+    ],
+)
+def test_the_dtype_of_weights_made_without(make):
+    """Settings stand where JAX has them; a dtype that is given with the shape wins."""
+    assert make("float64")(KEY, SHAPE).dtype == np.float64
+    assert make("float64")(KEY, SHAPE, "float32").dtype == np.float32

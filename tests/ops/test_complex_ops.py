@@ -46,6 +46,14 @@ def test_powers_of_zero_and_of_real_numbers(both):
     np.testing.assert_allclose(both(lambda x: (1 + 2j) ** x, x), (1 + 2j) ** x, rtol=1e-13)
 
 
+def test_powers_of_zero_without_a_limit(both):
+    """As in NumPy: 0 to a power with a real part that is not positive is NaN, except 0 to the power 0."""
+    powers = np.array([-1, 1j, -1 + 1j, 0, 2, 1 - 1j])
+    with np.errstate(all="ignore"):
+        expected = np.power(np.zeros(6, complex), powers)
+    np.testing.assert_array_equal(both(lambda b: ops.complex_pow(0j * b, b), powers), expected)
+
+
 def test_infinite_parts_survive(both):
     z = both(ops.complex_, np.array([np.inf, 1.0]), np.array([1.0, -np.inf]))
     assert z.real.tolist() == [np.inf, 1.0]

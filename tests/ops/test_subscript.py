@@ -140,6 +140,8 @@ def test_a_plain_row_update_is_a_dynamic_update_slice():
         ((0, 0, 0, 0), "too many indices: 4"),
         ((..., 0, ...), "one ellipsis"),
         ([0.5], "must be integers"),
+        ("rows", "must be integers, .* got 'rows'"),
+        ((0, None, {}), "must be integers, .* got {}"),
         (slice(None, None, 0), "step of a slice cannot be 0"),
         ([0, 3], "index 3 is out of range"),
         ([2**32], "index 4294967296 is out of range"),

@@ -135,6 +135,9 @@ def jvp(fn: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: 
         value, derivative = value_tree.unflatten(outputs[:count]), value_tree.unflatten(tangents)
         return (value, derivative, aux_tree.unflatten(outputs[count:])) if has_aux else (value, derivative)
 
+    for given, what in ((primals, "primals"), (tangents, "tangents")):
+        if not isinstance(given, tuple | list):
+            raise AutodiffError(f"jvp: {what} are a tuple with one entry for each argument; write ({what[:-1]},)")
     result: tuple[Any, ...] = transformed(both, build, "jvp")(tuple(primals), tuple(tangents))
     return result
 

@@ -55,9 +55,9 @@ def ones(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
     return ops.ones(shape, dtype)
 
 
-def constant(value: Any) -> Initializer:
-    """`value` everywhere; it may be an array that broadcasts to the shape."""
-    return lambda key, shape, dtype=float: ops.full(shape, value, dtype)
+def constant(value: Any, dtype: DTypeLike = float) -> Initializer:
+    """`value` everywhere; it may be an array that broadcasts to the shape. `dtype` is that of weights made without."""
+    return lambda key, shape, dtype=dtype: ops.full(shape, value, dtype)
 
 
 def eye(gain: float = 1.0) -> Initializer:
@@ -65,20 +65,22 @@ def eye(gain: float = 1.0) -> Initializer:
     return lambda key, shape, dtype=float: ops.mul(ops.eye(shape[0], shape[1], 0, dtype), gain)
 
 
-def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
+def normal(stddev: float = 0.01, dtype: DTypeLike = float, *, mean: float = 0.0) -> Initializer:
     """Normally distributed values."""
-    return lambda key, shape, dtype=float: randomness.normal(key, shape, dtype) * stddev + mean
+    return lambda key, shape, dtype=dtype: randomness.normal(key, shape, dtype) * stddev + mean
 
 
-def uniform(scale: float = 0.01, low: float = 0.0) -> Initializer:
+def uniform(scale: float = 0.01, dtype: DTypeLike = float, *, low: float = 0.0) -> Initializer:
     """Uniform values from `low` up to low + scale."""
-    return lambda key, shape, dtype=float: randomness.uniform(key, shape, dtype, low, low + scale)
+    return lambda key, shape, dtype=dtype: randomness.uniform(key, shape, dtype, low, low + scale)
 
 
-def truncated_normal(stddev: float = 0.01, mean: float = 0.0, lower: float = -2.0, upper: float = 2.0) -> Initializer:
+def truncated_normal(
+    stddev: float = 0.01, dtype: DTypeLike = float, lower: float = -2.0, upper: float = 2.0, *, mean: float = 0.0
+) -> Initializer:
     """Normal values within `lower` and `upper` standard deviations."""
 
-    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = dtype) -> Any:
         draw = _compiled_truncated() if math.prod(shape) >= _LARGE else _truncated
         return draw(key, stddev, mean, lower, upper, tuple(shape), dtype)
 
@@ -105,7 +107,7 @@ _TRUNCATED_STDDEV = 0.87962566103423978
 
 
 def variance_scaling(
-    scale: float, mode: str, distribution: str, *, in_axis: int = -2, out_axis: int = -1
+    scale: float, mode: str, distribution: str, in_axis: int = -2, out_axis: int = -1, *, dtype: DTypeLike = float
 ) -> Initializer:
     """Values with variance scale/n, where n is the number of inputs, outputs, or their mean.
 
@@ -117,7 +119,7 @@ def variance_scaling(
             f"uniform; got {mode!r} and {distribution!r}"
         )
 
-    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = dtype) -> Any:
         inputs, outputs = _fans(shape, in_axis, out_axis)
         count = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[mode]
         deviation = math.sqrt(scale / max(count, 1))
@@ -126,7 +128,7 @@ def variance_scaling(
         if distribution == "truncated_normal":
             return truncated_normal(deviation / _TRUNCATED_STDDEV)(key, shape, dtype)
         limit = math.sqrt(3) * deviation
-        return uniform(2 * limit, -limit)(key, shape, dtype)
+        return uniform(2 * limit, low=-limit)(key, shape, dtype)
 
     return make
 
@@ -140,47 +142,47 @@ def _fans(shape: Sequence[int], in_axis: int, out_axis: int) -> tuple[int, int]:
     return shape[ends[0]] * field, shape[ends[1]] * field
 
 
-def glorot_uniform(*, in_axis: int = -2, out_axis: int = -1) -> Initializer:
+def glorot_uniform(in_axis: int = -2, out_axis: int = -1, *, dtype: DTypeLike = float) -> Initializer:
     """Uniform with variance 2/(inputs + outputs) (Glorot and Bengio 2010)."""
-    return variance_scaling(1.0, "fan_avg", "uniform", in_axis=in_axis, out_axis=out_axis)
+    return variance_scaling(1.0, "fan_avg", "uniform", in_axis, out_axis, dtype=dtype)
 
 
-def glorot_normal(*, in_axis: int = -2, out_axis: int = -1) -> Initializer:
+def glorot_normal(in_axis: int = -2, out_axis: int = -1, *, dtype: DTypeLike = float) -> Initializer:
     """Truncated normal with variance 2/(inputs + outputs)."""
-    return variance_scaling(1.0, "fan_avg", "truncated_normal", in_axis=in_axis, out_axis=out_axis)
+    return variance_scaling(1.0, "fan_avg", "truncated_normal", in_axis, out_axis, dtype=dtype)
 
 
-def he_uniform(*, in_axis: int = -2, out_axis: int = -1) -> Initializer:
+def he_uniform(in_axis: int = -2, out_axis: int = -1, *, dtype: DTypeLike = float) -> Initializer:
     """Uniform with variance 2/inputs, for relu (He et al. 2015)."""
-    return variance_scaling(2.0, "fan_in", "uniform", in_axis=in_axis, out_axis=out_axis)
+    return variance_scaling(2.0, "fan_in", "uniform", in_axis, out_axis, dtype=dtype)
 
 
-def he_normal(*, in_axis: int = -2, out_axis: int = -1) -> Initializer:
+def he_normal(in_axis: int = -2, out_axis: int = -1, *, dtype: DTypeLike = float) -> Initializer:
     """Truncated normal with variance 2/inputs, for relu."""
-    return variance_scaling(2.0, "fan_in", "truncated_normal", in_axis=in_axis, out_axis=out_axis)
+    return variance_scaling(2.0, "fan_in", "truncated_normal", in_axis, out_axis, dtype=dtype)
 
 
-def lecun_uniform(*, in_axis: int = -2, out_axis: int = -1) -> Initializer:
+def lecun_uniform(in_axis: int = -2, out_axis: int = -1, *, dtype: DTypeLike = float) -> Initializer:
     """Uniform with variance 1/inputs (LeCun et al. 1998)."""
-    return variance_scaling(1.0, "fan_in", "uniform", in_axis=in_axis, out_axis=out_axis)
+    return variance_scaling(1.0, "fan_in", "uniform", in_axis, out_axis, dtype=dtype)
 
 
-def lecun_normal(*, in_axis: int = -2, out_axis: int = -1) -> Initializer:
+def lecun_normal(in_axis: int = -2, out_axis: int = -1, *, dtype: DTypeLike = float) -> Initializer:
     """Truncated normal with variance 1/inputs."""
-    return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=in_axis, out_axis=out_axis)
+    return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis, out_axis, dtype=dtype)
 
 
 xavier_uniform, xavier_normal = glorot_uniform, glorot_normal
 kaiming_uniform, kaiming_normal = he_uniform, he_normal
 
 
-def orthogonal(scale: float = 1.0, *, column_axis: int = -1) -> Initializer:
+def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: DTypeLike = float) -> Initializer:
     """`scale` times a random matrix with orthonormal rows or columns, whichever are fewer.
 
     Axes other than `column_axis` are taken together as rows.
     """
 
-    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = dtype) -> Any:
         if len(shape) < 2:
             raise ShapeError(f"orthogonal: needs a weight with two axes or more, got shape {tuple(shape)}")
         axis = normalize_axis(column_axis, len(shape), "orthogonal")
@@ -197,10 +199,10 @@ def orthogonal(scale: float = 1.0, *, column_axis: int = -1) -> Initializer:
     return make
 
 
-def delta_orthogonal(scale: float = 1.0, *, column_axis: int = -1) -> Initializer:
+def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: DTypeLike = float) -> Initializer:
     """An orthogonal matrix in the middle of a kernel of 1 to 3 space axes [.., in, out], and 0 elsewhere."""
 
-    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = float) -> Any:
+    def make(key: Any, shape: Sequence[int], dtype: DTypeLike = dtype) -> Any:
         if not 3 <= len(shape) <= 5 or shape[-2] > shape[-1]:
             raise ShapeError(
                 "delta_orthogonal: needs a kernel [.., in, out] of 3 to 5 axes with no more in than out, "

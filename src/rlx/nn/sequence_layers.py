@@ -201,7 +201,7 @@ def _recurrent(
     size: int, gates: int, cell: Callable[[dict[str, Any], Any, Any], tuple[Any, Any]], start: int, reverse: bool
 ) -> Layer:
     """A layer that carries `start` vectors along the axis of time; weights as in torch, turned to [in, out]."""
-    spread = initializers.uniform(2 / math.sqrt(size), -1 / math.sqrt(size))
+    spread = initializers.uniform(2 / math.sqrt(size), low=-1 / math.sqrt(size))
 
     def init(key: Any, shape: Sequence[int]) -> dict[str, Any]:
         _require_sequence("lstm" if gates == 4 else "gru", shape)

@@ -124,8 +124,22 @@ exp = unary_function("exp", ops.exp, "e to the power x.")
 exp2 = unary_function("exp2", ops.exp2, "2 to the power x.", lambda x: ops.exp(x * math.log(2)))
 expm1 = unary_function("expm1", ops.expm1, "exp(x) - 1, precise for small x.", complex_functions.expm1)
 log = unary_function("log", ops.log, "The natural logarithm; NaN for negative real x.")
-log2 = unary_function("log2", ops.log2, "The logarithm to base 2.", lambda x: ops.log(x) / math.log(2))
-log10 = unary_function("log10", lambda x: ops.log(inexact(x)[0]) * (1 / math.log(10)), "The logarithm to base 10.")
+
+
+def _log_to_base(base: float) -> Callable[[Any], Any]:
+    """log(x) / log(base); parts of complex numbers by themselves, so that an infinite one does not spoil the other."""
+
+    def log_to_base(x: Any) -> Any:
+        found = ops.log(inexact(x)[0])
+        if not dtype_of(found).is_complex:
+            return found * (1 / math.log(base))
+        return ops.complex_(ops.real(found) * (1 / math.log(base)), ops.imag(found) * (1 / math.log(base)))
+
+    return log_to_base
+
+
+log2 = unary_function("log2", ops.log2, "The logarithm to base 2.", _log_to_base(2.0))
+log10 = unary_function("log10", _log_to_base(10.0), "The logarithm to base 10.")
 log1p = unary_function("log1p", ops.log1p, "log(1 + x), precise for small x.", complex_functions.log1p)
 sqrt = unary_function("sqrt", ops.sqrt, "The non-negative square root; NaN for negative real x.")
 cbrt = unary_function("cbrt", ops.cbrt, "The real cube root.")

@@ -17,7 +17,7 @@ from rlx.ir.shape import Shape, broadcast_dims
 from rlx.ops.define.operands import dtype_of, promote_inexact, promote_operands, require_dtype, require_same_dtype
 from rlx.ops.define.rules import batch_pointwise, unbroadcast, zeros_like
 from rlx.ops.define.samples import COMPLEX, Sample, sample, spec
-from rlx.ops.pointwise.arithmetic import atan2, div, eq, hypot, mul, where
+from rlx.ops.pointwise.arithmetic import atan2, div, eq, gt, hypot, mul, where
 from rlx.ops.pointwise.conversion import cast
 
 __all__ = [
@@ -279,7 +279,8 @@ _MANY_FACTORS = 100
 
 
 def complex_pow(a: Any, b: Any) -> Any:
-    """a to the power b, where one of them is complex: exp(b·log a), and 0 to any power but 0 is 0.
+    """a to the power b, where one of them is complex: exp(b·log a). 0 to a power is 1 if that is 0, 0 if its real part
+    is positive, and else NaN.
 
     A Python integer that is not large counts factors, so that the result and its derivatives hold at 0 too.
 
@@ -293,7 +294,8 @@ def complex_pow(a: Any, b: Any) -> Any:
     a, b = promote_operands(a, b)
     is_zero = eq(a, 0)
     power = exp(mul(b, log(where(is_zero, 1, a))))
-    return where(is_zero, where(eq(b, 0), 1, 0), power)
+    of_zero = where(eq(b, 0), 1, where(gt(real(b), 0), 0, complex(np.nan, np.nan)))
+    return where(is_zero, of_zero, power)
 
 
 def _product_of_equals(a: Any, count: int) -> Any:

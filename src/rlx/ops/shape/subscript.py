@@ -97,6 +97,8 @@ def _known(entry: Any) -> Any:
     if entry is None or entry is ... or isinstance(entry, slice | Tensor | Dim):
         return entry
     array = np.asarray(entry)
+    if array.dtype.kind in "OSU":
+        raise OpError(f"indices must be integers, bools, slices, None or ..., got {entry!r}")
     return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else array
 
 
