@@ -22,7 +22,7 @@ from rlx.ops.reduction.sort import SearchSorted, Sort, TopK, TopKWithValues
 
 rng = np.random.default_rng(11)
 DTYPES = ["f32", "f64", "bf16", "f16", "i8", "u8", "i16", "i32", "u32", "i64", "u64", "bool"]
-LENGTHS = [0, 1, 2, 5, 16, 17, 63, 64, 65, 130, 700]
+LENGTHS = [0, 1, 2, 5, 16, 17, 63, 64, 65, 128, 129, 700]
 
 
 def values(dims, dtype):

@@ -25,7 +25,7 @@ def numbers(shape, dtype):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_rows_short_and_long(dtype):
-    for shape in ((5,), (3, 64), (2, 65), (1, 1000), (0, 4), (2, 0)):
+    for shape in ((5,), (3, 64), (2, 65), (3, 96), (2, 97), (1, 1000), (0, 4), (2, 0)):
         x = numbers(shape, dtype)
         np.testing.assert_array_equal(rlx.jit(rnp.sort)(x), np.sort(x))
 

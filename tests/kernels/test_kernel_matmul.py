@@ -63,7 +63,7 @@ def test_gelu_linear_layer_for_every_batch_from_one_kernel(target: Machine, pack
     product = Product("m", n, k, *matrices(n, k), bias_gelu())
     kernel = matmul_kernel("layer", target, product, packed=packed)
     b, bias = normal(k, n), normal(n)
-    stored = pack_panels(b, panel_width(target, F32)) if packed else b
+    stored = pack_panels(b, panel_width(target, F32, n)) if packed else b
     for m in (0, 1, 2, 5, 13, 14, 15, 31, 56, 61, 130):
         a = normal(m, k)
         args = {"a": a, "b": stored, "c": np.full((m, n), np.nan, np.float32), "bias": bias, "m": m}

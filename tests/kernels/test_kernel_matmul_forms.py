@@ -97,7 +97,7 @@ def test_interpreter_and_native_code_agree():
         check_everywhere(kernel, args | {"m": m, "n": n, "k": k}, rtol=1e-5)
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 10, 17])
+@pytest.mark.parametrize("n", [1, 3, 4, 10, 17, 72, 96, 130])
 def test_few_columns(n: int):
     """One column is a matrix times a vector; a panel is no wider than it must be."""
     m, k = 37, 70
@@ -108,7 +108,8 @@ def test_few_columns(n: int):
             a, b = normal(m, k), normal(k, n)
             args = {"a": a, "b": np.ascontiguousarray(stored(b)), "c": np.zeros((m, n), np.float32), "m": m}
             close(ran_natively(kernel, args, target)["c"], a, b)
-    assert panel_width(AVX512, F32, n) == 16 * -(-n // 16)
+    # Of 72, 96 and 130 columns two or three panels are of equal width.
+    assert panel_width(AVX512, F32, n) == (16 * -(-n // 16) if n <= 64 else 48)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])

@@ -130,9 +130,13 @@ def distinct_sizes(scratch_bytes: int, shape_of: Callable[[BlockSizes], BlockSha
 
 
 def panel_vectors(machine: Machine, accumulator: DType, n: Extent) -> int:
-    """Vectors side by side in a register tile; fewer for fewer columns."""
+    """Vectors side by side in a register tile. Panels of known columns are of equal width: six vectors are two tiles of
+    three, where one of four and one of two would be computed as two of four."""
     most = 4 if machine.vector_registers >= 32 else 2
-    return min(most, max(1, -(-n // machine.lanes(accumulator)))) if isinstance(n, int) else most
+    if not isinstance(n, int):
+        return most
+    vectors = max(1, -(-n // machine.lanes(accumulator)))
+    return -(-vectors // -(-vectors // most))
 
 
 def panel_width(machine: Machine, accumulator: DType, n: Extent = "n") -> int:

@@ -27,6 +27,7 @@ from rlx.kernels.cpu.matmul.tiles import (
     copy_elements,
     copy_gathered,
     copy_lines,
+    copy_panel,
     copy_transposed,
     dot_tile,
     in_vectors,
@@ -384,18 +385,8 @@ class MatmulMaker:
 
     def copy_panel(self, b: MatrixOperand, source: MatrixView, to: MatrixView, steps: Value, left: Value) -> None:
         """A panel whose columns lie side by side; `left` columns of B are left from its first on."""
-        k, shape = self.k, self.shape
-        has_masks = self.has_masks([b])
-        with k.when(left >= shape.width):
-            copy_lines(k, source, to, steps, k.as_index(shape.width), shape.lanes, has_masks)
-        with k.otherwise():
-            if not has_masks:
-                copy_gathered(k, source, to, steps, left - 1, shape.lanes, shape.vectors)
-                return
-            with k.loop("line", 0, steps) as line, k.loop("vector", 0, shape.width, shape.lanes) as j:
-                mask = k.lane_mask(left - j, shape.lanes)
-                value = k.load(b.buffer, source.at(line, j), lanes=shape.lanes, mask=mask)
-                k.store(to.buffer, to.at(line, j), k.cast(value, self.acc))
+        panel = (self.shape.lanes, self.shape.vectors)
+        copy_panel(self.k, source, to, steps, left, panel, self.has_masks([b]))
 
     def tiles(self, rows: Value, step: TileStep) -> None:
         """All rows of a block times one panel."""

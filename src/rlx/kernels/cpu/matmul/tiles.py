@@ -198,6 +198,31 @@ def copy_lines(
         in_vectors(k, "j", count, lanes, has_masks, copy)
 
 
+def copy_panel(
+    k: KernelBuilder,
+    source: MatrixView,
+    to: MatrixView,
+    rows: Value,
+    count: Value,
+    panel: tuple[int, int],
+    has_masks: bool,
+) -> None:
+    """to[rows, lanes*vectors] = source, of which `count` columns lie side by side; `panel` is lanes and vectors.
+    Columns that are not there are zeros, or copies of the last one."""
+    lanes, vectors = panel
+    width = lanes * vectors
+    with k.when(count >= width):
+        copy_lines(k, source, to, rows, k.as_index(width), lanes, has_masks)
+    with k.otherwise():
+        if not has_masks:
+            copy_gathered(k, source, to, rows, count - 1, lanes, vectors)
+            return
+        with k.loop("line", 0, rows) as line, k.loop("vector", 0, width, lanes) as j:
+            mask = k.lane_mask(count - j, lanes)
+            value = k.load(source.buffer, source.at(line, j), lanes=lanes, mask=mask)
+            k.store(to.buffer, to.at(line, j), k.cast(value, to.buffer.dtype))
+
+
 def copy_elements(k: KernelBuilder, source: MatrixView, to: MatrixView, rows: Value, count: Value) -> None:
     """to[rows, count] = source, for any strides."""
     with k.loop("line", 0, rows) as line, k.loop("j", 0, count) as j:

@@ -19,8 +19,9 @@ from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
 from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.reduction.sort import SearchSorted, TopK, TopKWithValues
 
-# Rows up to this length are ranked by comparing all pairs, many at once.
-SHORT = 64
+# Rows up to a length are ranked by comparing all pairs, many at once, the second where there are so many lanes: dealing
+# a row out costs 256 counts for each digit, so that eight lanes are faster up to about 140 elements, sixteen up to 180.
+SHORT, SHORT_IN_LANES, ENOUGH_LANES = 64, 128, 8
 # So many first elements of a row are kept in a list; for more, rows are sorted.
 MOST_KEPT = 64
 DIGIT = 256
@@ -36,7 +37,7 @@ def sort_order(site: OpSite) -> None:
     k = site.k
     with whole_rows(k, total(k, sort.lead), sort.length * 8) as row:
         place = unflatten(row, sort.lead)
-        with k.when(sort.length <= SHORT):
+        with k.when(sort.length <= sort.short):
             sort.compare_all(row, place)
         with k.otherwise():
             sort.by_digits(row, place)
@@ -52,6 +53,9 @@ class _Sort:
         self.order, self.rank = (slab.buffer for slab in site.outputs)
         *self.lead, self.length = site.inputs[0].dims
         self.counts = self.k.local("counts", DType.I32, DIGIT)
+        lanes = min(site.machine.lanes(key_dtype(x.shape.dtype)) for x in site.inputs)
+        self.lanes = min(lanes, site.machine.lanes(DType.I32))
+        self.short = SHORT_IN_LANES if self.lanes >= ENOUGH_LANES else SHORT
 
     def key(self, x: Slab, place: Sequence[Value], i: Value, lanes: int = 1, mask: Value | None = None) -> Value:
         step = x.strides[-1]
@@ -62,8 +66,7 @@ class _Sort:
         """The rank of an element is how many come before it."""
         k = self.k
         base = row * self.length
-        lanes = min(self.site.machine.lanes(key_dtype(x.shape.dtype)) for x in self.site.inputs)
-        lanes = min(lanes, self.site.machine.lanes(DType.I32))
+        lanes = self.lanes
         with k.loop("i", 0, self.length, lanes) as i:
             exists = k.lane_mask(self.length - i, lanes)
             mine = [self.key(x, place, i, lanes, exists) for x in self.site.inputs]

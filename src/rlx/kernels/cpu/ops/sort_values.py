@@ -19,8 +19,10 @@ from rlx.kernels.ir.extents import total
 from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
 from rlx.ops.lowered.sort_order import VALUE_TYPES, SortedValues
 
-# Rows up to this length are ranked; values of a digit, and bits of two of them.
-SHORT, DIGIT, TWO_DIGITS = 64, 256, 16
+# Rows up to these lengths are ranked, the second where there are so many lanes.
+SHORT, SHORT_IN_LANES, ENOUGH_LANES = 64, 96, 16
+# Values of a digit, and bits of two of them.
+DIGIT, TWO_DIGITS = 256, 16
 
 
 def _supports(op: Op, operands: Sequence[Shape]) -> bool:
@@ -42,13 +44,14 @@ class _Values:
         self.bits = 8 * self.dtype.size_bytes
         self.word = DType.of(f"u{self.bits}")
         self.counts = self.k.local("counts", DType.I32, self.bits // 8 * DIGIT)
+        self.lanes = min(site.machine.lanes(self.word), site.machine.lanes(DType.I32))
 
     def build(self) -> None:
         k = self.k
         *lead, length = self.x.dims
         with whole_rows(k, total(k, lead), length * 8) as row:
             base = row * length
-            with k.when(length <= SHORT):
+            with k.when(length <= (SHORT_IN_LANES if self.lanes >= ENOUGH_LANES else SHORT)):
                 self.rank(base, length)
             with k.otherwise():
                 self.by_digits(base, length)
@@ -97,8 +100,7 @@ class _Values:
 
     def rank(self, base: Value, length: Value) -> None:
         """The place of a number is how many come before it."""
-        k, machine = self.k, self.site.machine
-        lanes = min(machine.lanes(self.word), machine.lanes(DType.I32))
+        k, lanes = self.k, self.lanes
         with k.loop("i", 0, length, lanes) as i:
             exists = k.lane_mask(length - i, lanes)
             numbers = k.load(self.x.buffer, base + i, lanes=lanes, mask=exists)

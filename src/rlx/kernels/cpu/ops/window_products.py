@@ -17,6 +17,9 @@ from rlx.ops.lowered.window_products import ChannelWindows, WindowMatMul
 
 # Vectors of channels that one step of `channel_windows` computes.
 VECTORS = 4
+# Places that are computed together where they see no edge, of so many vectors, and the longest row of taps that is
+# written out for them: every weight is read once for all, and registers hold the sums.
+PLACES, VECTORS_OF_PLACES, MOST_TAPS = 4, 2, 8
 
 
 def _are_floats(op: Op, operands: Sequence[Shape]) -> bool:
@@ -86,7 +89,45 @@ def channel_windows(site: OpSite) -> None:
         def channels(c: Value, width: int, mask: Value | None) -> None:
             pieces = range(max(1, width // lanes)) if mask is None else range(1)
             each = width if mask is not None else min(width, lanes)
-            with k.loop("q", 0, y.dims[2]) as q:
+            begin_together, end_together = places_inside()
+            with k.loop("q", begin_together, end_together, PLACES) as q:
+                for n in range(0, len(pieces), VECTORS_OF_PLACES):
+                    together(q, c + n * each, len(pieces[n : n + VECTORS_OF_PLACES]), each, mask)
+            places(0, begin_together, c, pieces, each, mask)
+            places(end_together, y.dims[2], c, pieces, each, mask)
+
+        def places_inside() -> tuple[Value, Value]:
+            """The places whose taps are all inside, as many as make whole steps."""
+            stride, taps = op.stride[1], op.window[1]
+            low = k.min(k.as_index(max(op.padding[1] + stride - 1, 0) // stride), y.dims[2])
+            if taps > MOST_TAPS:
+                return low, low
+            room = x.dims[2] + (op.padding[1] - (taps - 1) * op.dilation[1] - 1 + stride)
+            high = k.max(k.min(k.max(room, 0) // stride, y.dims[2]), low)
+            return low, low + (high - low) // PLACES * PLACES
+
+        def together(q: Value, c: Value, vectors: int, each: int, mask: Value | None) -> None:
+            """Some vectors of channels at neighbouring places, of which no tap is outside."""
+            cells = [(place, n) for place in range(PLACES) for n in range(vectors)]
+            with k.fold("a", begin, end, init=[k.const(0, ValueType(acc, each))] * len(cells)) as rows:
+                line = x.at(image, top + rows.index * op.dilation[0], q * op.stride[1] - op.padding[1], c)
+                totals = list(rows.values)
+                for b in range(op.window[1]):
+                    tap = w.at(rows.index * op.window[1] + b, c)
+                    weights = [
+                        k.cast(k.load(w.buffer, tap + n * each, lanes=each, mask=mask), acc) for n in range(vectors)
+                    ]
+                    for number, (place, n) in enumerate(cells):
+                        seen = line + x.strides[2] * (b * op.dilation[1] + place * op.stride[1]) + n * each
+                        pixel = k.cast(k.load(x.buffer, seen, lanes=each, mask=mask), acc)
+                        totals[number] = k.fma(pixel, weights[n], totals[number])
+                rows.next(*totals)
+            for (place, n), value in zip(cells, rows.results):
+                k.store(y.buffer, y.at(image, p, q + place, c) + n * each, k.cast(value, y.buffer.dtype), mask=mask)
+
+        def places(start: Value | int, stop: Value, c: Value, pieces: range, each: int, mask: Value | None) -> None:
+            """One place after the other, of which taps may be outside."""
+            with k.loop("q", start, stop) as q:
                 left, first, last = taps_inside(q, 1)
                 with k.fold("a", begin, end, init=[k.const(0, ValueType(acc, each))] * len(pieces)) as rows:
                     line = x.at(image, top + rows.index * op.dilation[0], left, c)

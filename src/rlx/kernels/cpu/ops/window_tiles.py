@@ -14,7 +14,7 @@ from rlx.kernels.cpu.matmul.tiles import (
     MatrixView,
     TileStep,
     copy_gathered,
-    copy_lines,
+    copy_panel,
     copy_transposed,
     in_vectors,
     panel_tile,
@@ -223,10 +223,7 @@ class WindowTiles:
             elif not self.lies_in_lines:
                 copy_gathered(k, source, part, channels, last, shape.lanes, shape.vectors)
             else:
-                with k.when(last >= shape.width - 1):
-                    copy_lines(k, source, part, channels, width, shape.lanes, has_masks)
-                with k.otherwise():
-                    copy_gathered(k, source, part, channels, last, shape.lanes, shape.vectors)
+                copy_panel(k, source, part, channels, last + 1, (shape.lanes, shape.vectors), has_masks)
         return to
 
     def tiles(self, places: Value, step: TileStep) -> None:
