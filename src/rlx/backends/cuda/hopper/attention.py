@@ -23,9 +23,12 @@ from rlx.backends.cuda.hopper.instructions import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    barriers_made,
     copy_box,
     descriptor,
+    show_stores,
     store_box,
+    sync_threads,
 )
 from rlx.backends.cuda.hopper.lanes import Lanes
 from rlx.backends.cuda.hopper.seen_keys import SeenKeys
@@ -108,8 +111,8 @@ class GroupAttention(Lanes):
             for stage in map(w.value, range(STAGES)):
                 for barrier, arrivals in ((self.k_full, 1), (self.k_empty, 2), (self.v_full, 1), (self.v_empty, 2)):
                     barrier_init(w, barrier(stage), arrivals)
-            w.asm("fence.mbarrier_init.release.cluster;")
-        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+            barriers_made(w)
+        sync_threads(w, 0, THREADS)
         w.either(self.thread < 128, self.produce, self.consume)
         return w.module(triple)
 
@@ -383,7 +386,7 @@ class GroupAttention(Lanes):
                 row, chunk = i // chunks, i % chunks
                 place = at + (chunk >> 3) * (shape.keys * 128) + row * 128 + (chunk & 7) * 16
                 w.asm("st.shared.v4.b32 [<a>], {<z>, <z>, <z>, <z>};", a=place, z=0)
-            w.asm("fence.proxy.async.shared::cta;")
+            show_stores(w)
             w.asm("bar.sync <i>, 128;", i=self.group + 1)
 
     def keep(self, scores: Sequence[Val]) -> None:
@@ -499,7 +502,7 @@ class GroupAttention(Lanes):
                 a=start + chunk + j // 8 * ROWS * 128,
                 named={f"r{q}": word for q, word in enumerate(words)},
             )
-        w.asm("fence.proxy.async.shared::cta;")
+        show_stores(w)
         w.asm("bar.sync <i>, 128;", i=self.group + 1)
         with w.when(self.inside.equals(0)):
             for slab in range(shape.width // 64):

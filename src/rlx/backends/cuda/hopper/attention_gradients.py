@@ -25,10 +25,13 @@ from rlx.backends.cuda.hopper.instructions import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    barriers_made,
     copy_box,
     counter_wait,
     descriptor,
+    show_stores,
     store_box,
+    sync_threads,
 )
 from rlx.backends.cuda.hopper.lanes import Lanes
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
@@ -141,8 +144,8 @@ class _Gradients(Lanes):
                 # A warp brings the numbers of queries, and one of its threads lets tiles be brought.
                 for barrier, arrivals in ((self.q_full, 33), (self.q_empty, 2), (self.dy_full, 33), (self.dy_empty, 2)):
                     barrier_init(w, barrier(stage), arrivals)
-            w.asm("fence.mbarrier_init.release.cluster;")
-        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+            barriers_made(w)
+        sync_threads(w, 0, THREADS)
         w.either(self.thread < 128, self.produce, self.consume)
         return w.module(triple)
 
@@ -470,7 +473,7 @@ class _Gradients(Lanes):
     def exchange(self, tile: Val, words: Sequence[Val]) -> None:
         w = self.w
         self.write(tile + self.group * 8192, KEYS * 128, words)
-        w.asm("fence.proxy.async.shared::cta;")
+        show_stores(w)
         w.asm("bar.sync 3, 256;")
 
     def hand_over(self, sums: Sequence[Val], count: Val) -> None:
@@ -489,7 +492,7 @@ class _Gradients(Lanes):
                 }
                 to = start + chunk + (j // 4 * rows * 128 + r * 1024)
                 w.asm("st.shared.v2.f32 [<a>], {<x0>, <x1>};", a=to, named=named)
-        w.asm("fence.proxy.async.shared::cta;")
+        show_stores(w)
         barrier_arrive(w, self.dq_full)
 
     def store(self, start: Val, tensor: Val, sums: Sequence[Val]) -> None:
@@ -497,7 +500,7 @@ class _Gradients(Lanes):
         w = self.w
         own = start + self.group * 8192
         self.write(own, KEYS * 128, self.packed(sums))
-        w.asm("fence.proxy.async.shared::cta;")
+        show_stores(w)
         w.asm("bar.sync <i>, 128;", i=self.group + 1)
         with w.when(self.inside.equals(0)):
             for slab in range(self.shape.depth // 64):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.digits import as_digits, by_group, chunk_scale, digit_words, mma_bytes, rounded
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
+from rlx.backends.cuda.hopper.instructions import sync_block, sync_warp
 from rlx.backends.cuda.hopper.stored_codes import (
     MAGIC,
     MAGIC_BITS,
@@ -196,21 +197,21 @@ class _CodeRows:
                 with w.loop(batch, end, shape.phases) as panel:
                     place = self.ring + stage.get() * shape.stage_bytes
                     w.asm(f"cp.async.wait_group {shape.stages - 1};")
-                    w.asm("bar.warp.sync -1;")
+                    sync_warp(w)
                     taken = [self.read_scales(part, place, totals) for part in range(shape.parts)]
-                    w.asm("bar.warp.sync -1;")
+                    sync_warp(w)
                     sums = self.multiply(place)
                     inside = panel + self.phase - batch
                     with w.when(inside < end - batch):
                         self.put(inside, sums, taken, chunk)
                     # Everybody has read the stage before it is filled again.
-                    w.asm("bar.warp.sync -1;")
+                    sync_warp(w)
                     self.bring(place)
                     following = stage.get() + 1
                     stage.set(w.select(following.equals(shape.stages), 0, following))
-            w.asm("bar.sync 0;")
+            sync_block(w)
             self.join(batch, end)
-            w.asm("bar.sync 0;")
+            sync_block(w)
         w.asm("cp.async.wait_all;")
         return w.module(triple, self.epilogue.call.text)
 

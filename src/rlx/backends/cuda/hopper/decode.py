@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.attention_shape import AttentionShape
-from rlx.backends.cuda.hopper.instructions import mma
+from rlx.backends.cuda.hopper.instructions import mma, sync_block
 from rlx.backends.cuda.hopper.lanes import Lanes
 from rlx.backends.cuda.hopper.seen_keys import SeenKeys
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
@@ -103,7 +103,7 @@ class _Decode(Lanes):
             self.ask_for_keys()
             w.wait_for_others()
         self.attend()
-        w.asm("bar.sync 0;")
+        sync_block(w)
         self.join_warps()
         return w.module(triple)
 
@@ -410,11 +410,11 @@ class _Decode(Lanes):
         flag = self.memory + WARPS * bytes_of_one
         counter = self.counters + w.wide(self.item << 2)
         w.asm("fence.acq_rel.gpu;")
-        w.asm("bar.sync 0;")
+        sync_block(w)
         with w.when(self.thread.equals(0)):
             (before,) = w.asm("atom.add.acq_rel.gpu.global.u32 $0, [<a>], 1;", results=["i32"], a=counter)
             w.asm("st.shared.b32 [<a>], <x>;", a=flag, x=before)
-        w.asm("bar.sync 0;")
+        sync_block(w)
         (before,) = w.asm("ld.shared.b32 $0, [<a>];", results=["i32"], a=flag)
         with w.when(before.equals(self.splits - 1)):
             w.asm("fence.acq_rel.gpu;")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
-from rlx.backends.cuda.hopper.instructions import mma
+from rlx.backends.cuda.hopper.instructions import mma, sync_block
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 
 WARPS = 8
@@ -88,7 +88,7 @@ class _FewRows:
         with w.loop(whole + self.warp * STEP, self.depth, WARPS * STEP) as start:
             self.multiply(rows, lines, sums, [start + inside], is_last=True)
         self.put(sums)
-        w.asm("bar.sync 0;")
+        sync_block(w)
         self.join()
         return w.module(triple, self.epilogue.call.text)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait
+from rlx.backends.cuda.hopper.instructions import Ring, barrier_expect, barrier_wait, show_stores
 from rlx.backends.cuda.hopper.product import ProductWriter
 from rlx.backends.cuda.hopper.product_shape import DEPTH_BYTES, ROWS
 from rlx.backends.cuda.hopper.writer import Val
@@ -87,4 +87,4 @@ class GatheringWriter(ProductWriter):
     def await_full(self, stage: Val) -> None:
         super().await_full(stage)
         # Tensor cores see memory another way than the copies of threads.
-        self.w.asm("fence.proxy.async.shared::cta;")
+        show_stores(self.w)

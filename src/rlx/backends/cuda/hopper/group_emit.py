@@ -19,7 +19,9 @@ from rlx.backends.cuda.hopper.instructions import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    barriers_made,
     copy_box,
+    sync_threads,
 )
 from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS
 from rlx.backends.cuda.hopper.product_shape import DEPTH_BYTES, SLAB_BYTES, ProductShape, check_shape
@@ -165,8 +167,8 @@ class _GroupEmitter:
             for number in range(max(b.size or 0 for b in barriers)):
                 for barrier in (b for b in barriers if number < (b.size or 0)):
                     barrier_init(w, self.barrier_at(barrier, w.value(number)), int(barrier.data[0]))
-            w.asm("fence.mbarrier_init.release.cluster;")
-        w.asm("bar.sync <i>, <n>;", i=0, n=self.kernel.thread_count)
+            barriers_made(w)
+        sync_threads(w, 0, self.kernel.thread_count)
 
     def roles(self, roles: Sequence[Role], first: int = 0) -> None:
         """The first of these roles, which begins with thread `first`, or the others."""

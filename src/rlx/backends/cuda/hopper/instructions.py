@@ -14,6 +14,12 @@ def barrier_init(w: Writer, barrier: Val, arrivals: int) -> None:
     w.asm("mbarrier.init.shared::cta.b64 [<b>], <n>;", b=barrier, n=arrivals)
 
 
+def barriers_made(w: Writer) -> None:
+    """Behind `barrier_init`, by the thread that did it: the copy engine sees the barriers from here on, and other
+    threads do once all have met."""
+    w.asm("fence.mbarrier_init.release.cluster;")
+
+
 def barrier_arrive(w: Writer, barrier: Val) -> None:
     w.asm("mbarrier.arrive.shared::cta.b64 _, [<b>];", b=barrier)
 
@@ -35,6 +41,26 @@ def barrier_wait(w: Writer, barrier: Val, parity: Val) -> None:
         b=barrier,
         p=parity,
     )
+
+
+def sync_warp(w: Writer) -> None:
+    """Wait for the other threads of the warp."""
+    w.asm("bar.warp.sync -1;")
+
+
+def sync_block(w: Writer) -> None:
+    """Wait for all other threads of the block."""
+    w.asm("bar.sync 0;")
+
+
+def sync_threads(w: Writer, barrier: Val | int, count: int) -> None:
+    """Wait until so many threads have come to one of the block's 16 barriers."""
+    w.asm("bar.sync <i>, <n>;", i=barrier, n=count)
+
+
+def show_stores(w: Writer) -> None:
+    """Let the copy engine and the tensor cores see what this thread has stored in shared memory."""
+    w.asm("fence.proxy.async.shared::cta;")
 
 
 def cluster_wait(w: Writer) -> None:

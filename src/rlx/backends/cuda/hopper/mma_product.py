@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
-from rlx.backends.cuda.hopper.instructions import mma
+from rlx.backends.cuda.hopper.instructions import mma, sync_block
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 from rlx.errors import InternalError
 
@@ -112,7 +112,7 @@ class _MmaProduct:
         with w.loop(0, self.steps) as step:
             w.asm(f"cp.async.wait_group {shape.stages - 2};")
             # The stage is there for everybody, and everybody has read the one before it, which is filled next.
-            w.asm("bar.sync 0;")
+            sync_block(w)
             self.bring(step + (shape.stages - 1), ahead.get())
             self.multiply(sums, self.memory + here.get() * shape.stage_bytes)
             for variable in (here, ahead):

@@ -19,8 +19,10 @@ from rlx.backends.cuda.hopper.instructions import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    barriers_made,
     cluster_wait,
     copy_box,
+    sync_threads,
 )
 from rlx.backends.cuda.hopper.product_shape import (
     CONSUMERS,
@@ -104,9 +106,9 @@ class ProductWriter:
             for stage in range(self.shape.stages):
                 barrier_init(w, self.full(w.value(stage)), self.full_arrivals)
                 barrier_init(w, self.empty(w.value(stage)), 2)
-            w.asm("fence.mbarrier_init.release.cluster;")
+            barriers_made(w)
         self.prepare()
-        w.asm("bar.sync <i>, <n>;", i=0, n=self.threads)
+        sync_threads(w, 0, self.threads)
         self.tiles = self.tile_count()
         w.either(self.thread < self.producers, self.produce, self.consume)
         return w.module(triple, self.epilogue.call.text)

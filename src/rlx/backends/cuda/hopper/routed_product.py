@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rlx.backends.cuda.hopper.epilogue import FinishCall
 from rlx.backends.cuda.hopper.gathering import CHUNK_BYTES, GatheringWriter
-from rlx.backends.cuda.hopper.instructions import Ring, barrier_wait, copy_box
+from rlx.backends.cuda.hopper.instructions import Ring, barrier_wait, copy_box, sync_threads
 from rlx.backends.cuda.hopper.product_shape import (
     DEPTH_BYTES,
     ROWS,
@@ -194,6 +194,6 @@ class _Routed(GatheringWriter):
         with w.loop(0, self.steps):
             stage = self.ring.stage.get()
             barrier_wait(w, self.full(stage), self.ring.parity.get())
-            w.asm("bar.sync <i>, <n>;", i=self.group + 1, n=128)
+            sync_threads(w, self.group + 1, 128)
             self.release(stage)
             self.ring.advance()

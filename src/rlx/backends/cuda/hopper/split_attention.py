@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.hopper.attention import GroupAttention, QueryTile
 from rlx.backends.cuda.hopper.attention_shape import ROWS, AttentionShape
-from rlx.backends.cuda.hopper.instructions import barrier_arrive
+from rlx.backends.cuda.hopper.instructions import barrier_arrive, show_stores
 from rlx.backends.cuda.hopper.writer import Val
 
 # Vectors of eight elements that a thread has on their way.
@@ -72,7 +72,7 @@ class SplitAttention(GroupAttention):
                         a=at + part * shape.part_bytes,
                         named=named,
                     )
-        w.asm("fence.proxy.async.shared::cta;")
+        show_stores(w)
         w.asm("bar.sync <i>, 128;", i=self.group + 1)
 
     def weigh(self, powers: Sequence[Val]) -> None:

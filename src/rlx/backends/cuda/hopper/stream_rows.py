@@ -16,7 +16,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
-from rlx.backends.cuda.hopper.instructions import Ring, barrier_arrive, barrier_init, barrier_wait, copy_line, mma
+from rlx.backends.cuda.hopper.instructions import (
+    Ring,
+    barrier_arrive,
+    barrier_init,
+    barrier_wait,
+    barriers_made,
+    copy_line,
+    mma,
+    sync_threads,
+    sync_warp,
+)
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 
 WARPS = 8
@@ -100,8 +110,8 @@ class _StreamRows:
         with w.when(self.thread < self.stages):
             barrier_init(w, self.full(self.thread), 1)
             barrier_init(w, self.empty(self.thread), WARPS)
-            w.asm("fence.mbarrier_init.release.cluster;")
-        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+            barriers_made(w)
+        sync_threads(w, 0, THREADS)
         w.either(self.thread < CONSUMERS, self.consume, self.produce)
         return w.module(triple, self.epilogue.call.text)
 
@@ -154,7 +164,7 @@ class _StreamRows:
             here = self.sums + turn.get() * shape.sums_bytes
             with w.when(has_row):
                 self.put(here, own, sums)
-            w.asm("bar.sync <i>, <n>;", i=1, n=CONSUMERS)
+            sync_threads(w, 1, CONSUMERS)
             with w.when(self.thread < self.rows * (UNIT // 2)):
                 self.epilogue.finish(*place, self.joined(here), read)
             turn.set(turn.get() ^ 1)
@@ -173,7 +183,7 @@ class _StreamRows:
             w.asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [<a>];", results=["i32"] * 4, a=at + i * 2 * STEP)
             for i in range(len(places))
         ]
-        w.asm("bar.warp.sync -1;")
+        sync_warp(w)
         with w.when(self.lane.equals(0)):
             barrier_arrive(w, self.empty(stage))
         ring.advance()

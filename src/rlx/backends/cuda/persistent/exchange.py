@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backends.cuda.hopper.attention_shape import AttentionShape
-from rlx.backends.cuda.hopper.instructions import PATIENCE
+from rlx.backends.cuda.hopper.instructions import PATIENCE, sync_threads, sync_warp
 from rlx.backends.cuda.hopper.lanes import Lanes
 from rlx.backends.cuda.hopper.writer import Val, Writer
 from rlx.backends.cuda.persistent.plan import CONSUMERS, COUNTER_WORDS, THREADS, Plan
@@ -108,11 +108,11 @@ class Block(Lanes):
 
     def everyone(self) -> None:
         """All threads that multiply meet."""
-        self.w.asm("bar.sync <i>, <n>;", i=1, n=CONSUMERS)
+        sync_threads(self.w, 1, CONSUMERS)
 
     def together(self) -> None:
         """The lanes of a warp meet."""
-        self.w.asm("bar.warp.sync -1;")
+        sync_warp(self.w)
 
     def summed(self, x: Val, lanes: int = 32) -> Val:
         """Over neighbouring lanes, a power of two of them; all get it."""

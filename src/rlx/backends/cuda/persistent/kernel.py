@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cuda.hopper.instructions import barrier_init
+from rlx.backends.cuda.hopper.instructions import barrier_init, barriers_made, sync_threads
 from rlx.backends.cuda.persistent.attend import Attention, bring_keys
 from rlx.backends.cuda.persistent.choosing import Choosing
 from rlx.backends.cuda.persistent.exchange import Block
@@ -33,7 +33,7 @@ class _Kernel:
     def text(self, triple: str) -> str:
         w, block = self.w, self.block
         self.set_up()
-        w.asm("bar.sync <i>, <n>;", i=0, n=THREADS)
+        sync_threads(w, 0, THREADS)
         w.either(block.thread < CONSUMERS, self.consume, self.bring)
         return w.module(triple)
 
@@ -44,7 +44,7 @@ class _Kernel:
             barriers = block.shared("barriers") + block.thread * 16
             barrier_init(w, barriers, 1)
             barrier_init(w, barriers + 8, WARPS)
-            w.asm("fence.mbarrier_init.release.cluster;")
+            barriers_made(w)
         owned = 2 * len(plan.owners) * (len(plan.step.layers) + 1)
         with w.loop(block.thread, w.value(owned), THREADS) as i:
             at = block.at["owned"] + (w.wide(block.block * owned + i) << 2)
