@@ -101,3 +101,11 @@ def test_the_order_of_products():
     seen = []
     rlx.jit(lambda *xs: (seen.append(rnp.einsum_path("ij,jk,kl->il", *xs)[0]), xs[0])[1])(*map(np.ones, shapes))
     assert seen == [wanted[0]]
+
+
+def test_hints_how_to_search():
+    edges, x = np.float32([0, 1, 2]), np.float32([0.5, 1.0, 7.0])
+    np.testing.assert_array_equal(rnp.searchsorted(edges, x, method="scan_unrolled"), np.searchsorted(edges, x))
+    np.testing.assert_array_equal(rnp.digitize(x, edges, method="sort"), np.digitize(x, edges))
+    np.testing.assert_array_equal(rnp.isin(x, edges, True, True), np.isin(x, edges, True, True))
+    np.testing.assert_array_equal(rnp.isin(x, edges, assume_unique=True, method="auto"), [False, True, False])

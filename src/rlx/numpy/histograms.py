@@ -64,8 +64,11 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
 
 
 @array_function
-def digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    """Which interval between the edges `bins` each element lies in, i32; the edges rise or fall."""
+def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = None) -> Any:
+    """Which interval between the edges `bins` each element lies in, i32; the edges rise or fall.
+
+    `method` is JAX's hint how to search, and changes nothing.
+    """
     x, bins = promoted(x, bins)
     if rank_of(bins) != 1:
         raise ShapeError(f"digitize: needs a vector of edges, got shape {dims_of(bins)}")

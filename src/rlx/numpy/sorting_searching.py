@@ -97,8 +97,11 @@ def argpartition(x: Any, kth: Any, axis: int | None = -1, kind: str = "introsele
 
 
 @array_function
-def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) -> Any:
-    """Where to insert x2 into the sorted vector x1, i32: before equal elements, or behind them for side="right"."""
+def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None, *, method: str | None = None) -> Any:
+    """Where to insert x2 into the sorted vector x1, i32: before equal elements, or behind them for side="right".
+
+    `method` is JAX's hint how to search, and changes nothing.
+    """
     if side not in ("left", "right"):
         raise OpError(f"searchsorted: side must be 'left' or 'right', got {side!r}")
     x1, x2 = promoted(x1, x2)
@@ -235,8 +238,16 @@ def unique(
 
 
 @array_function
-def isin(element: Any, test_elements: Any, *, invert: bool = False) -> Any:
-    """Which elements occur in `test_elements`."""
+def isin(
+    element: Any,
+    test_elements: Any,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    kind: str | None = None,
+    method: str | None = None,
+) -> Any:
+    """Which elements occur in `test_elements`. The hints of NumPy and JAX how to search change nothing."""
     element, tests = promoted(element, test_elements)
     ordered = ops.sort(ops.flatten(tests))
     count = dims_of(ordered)[0]
