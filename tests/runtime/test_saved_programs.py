@@ -127,6 +127,19 @@ def test_other_versions_and_machines_are_refused(tmp_path, monkeypatch):
         rlx.load_compiled(tmp_path / "m.rlxc")
 
 
+def test_an_executor_of_other_sources_is_not_taken(tmp_path, monkeypatch):
+    """Records that Python writes for it may have another layout."""
+    path = tmp_path / "net.rlxc"
+    taken = []
+    monkeypatch.setattr(saved_programs, "use_executor", taken.append)
+    compiled().save(path)
+    rlx.load_compiled(path)
+    assert len(taken) == 1
+    monkeypatch.setattr(saved_programs, "executor_key", lambda machine: "of another day")
+    rlx.load_compiled(path)
+    assert len(taken) == 1
+
+
 def test_what_cannot_be_saved_is_named_and_leaves_nothing(tmp_path):
     def loop(x):
         return rlx.scan(lambda c, x: (c + x, c), x[0], x)[0]

@@ -99,7 +99,7 @@ def use_executor(code: bytes) -> None:
 def executor_code() -> bytes:
     """The object code of the executor: from disk, else compiled."""
     machine, objects = host(), object_cache()
-    key = _key(machine)
+    key = executor_key(machine)
     code = objects.get(key) if objects is not None else None
     if code is None:
         code = compile_executor(machine)
@@ -129,5 +129,6 @@ def link_executor(code: bytes, machine: Machine) -> Executor:
     )
 
 
-def _key(machine: Machine) -> str:
+def executor_key(machine: Machine) -> str:
+    """What decides the code: executors of other sources expect other records."""
     return hashlib.sha256(f"{kept_stamp(*SOURCES)} {codegen_stamp()} {machine!r}".encode()).hexdigest()

@@ -20,7 +20,7 @@ import numpy as np
 import rlx
 from rlx.backends.api import Prepared
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.executor import executor_code, use_executor
+from rlx.backends.cpu.executor import executor_code, executor_key, use_executor
 from rlx.backends.native.code_cache import object_cache
 from rlx.backends.native.kernels import Loader
 from rlx.backends.program.container import Bytes, read_parts, write_parts
@@ -58,6 +58,7 @@ def save_program(
     head: dict[str, Any] = {
         "rlx": rlx.__version__,
         "machine": repr(host()),
+        _EXECUTOR: executor_key(host()),
         "weights": weights,
         "signature": _write_signature(signature),
         "params": [],
@@ -107,7 +108,9 @@ def _loaded(place: Path, head: Mapping[str, Any], parts: Mapping[str, Bytes], th
     if head["machine"] != repr(host()):
         raise FormatError(f"{place}: its code is for another kind of CPU than this one ({host().name}); save it here")
     codes = {name.removeprefix("code "): part.tobytes() for name, part in parts.items() if name.startswith("code ")}
-    use_executor(parts[_EXECUTOR].tobytes())
+    # That of other sources of the same version would read other records: this rlx makes its own.
+    if head.get(_EXECUTOR) == executor_key(host()):
+        use_executor(parts[_EXECUTOR].tobytes())
     programs = programs_from_json(parts["programs"].tobytes(), Loader(host(), _Codes(codes)))
     if programs is None:
         raise FormatError(f"{place}: code of the program is missing; save it again")
