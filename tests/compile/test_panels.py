@@ -206,6 +206,19 @@ def test_quantised_products_of_one_value_are_joined():
     agree(g, params, *({"x": normal(m, k) * 0.01} for m in (1, 4, 30)))
 
 
+@pytest.mark.parametrize("columns, starts", [(96, (0,)), (96, (0, 128)), (130, (64,)), (192, (64, 256)), (48, (0, 96))])
+@pytest.mark.parametrize("n", [144, 512])
+def test_parts_of_columns_are_read_from_panels_of_all(n, columns, starts):
+    """Panels are as wide as all columns want them; fewer columns may want others."""
+    starts = [start for start in starts if start + columns <= n] or [0]
+    columns = min(columns, n)
+    g = Graph("parts")
+    y = g.input("x", ("B", 64)) @ g.param("w", (64, n))
+    parts = [ops.narrow(y, 1, start, columns) for start in starts]
+    g.set_outputs([ops.relu(parts[0]) * parts[-1]])
+    agree(g, {"w": normal(64, n)}, {"x": normal(7, 64)}, {"x": normal(64, 64)})
+
+
 PANEL_SCHEMES = [s for s in vars(QuantScheme).values() if isinstance(s, QuantScheme) and s.panel_format is not None]
 
 

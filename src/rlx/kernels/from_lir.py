@@ -345,7 +345,7 @@ class _Maker:
     def epilogue(self, form: ProductForm, head: Node, result: NodeId) -> tuple[EpilogueForm, Epilogue, list[NodeId]]:
         """What is done to the product or to parts of it, and the buffers that are read beside it."""
         points = points_of(self.graph, self.covered - {head.id}, (), [result])
-        shape = epilogue_form(form, head, points)
+        shape = epilogue_form(form, head, points, generator(self.machine))
         if shape is None:
             raise InternalError(f"make_kernel: {self.graph.nodes[result]!r} is no epilogue of {head!r}")
         read = iter(shape.reads)

@@ -149,7 +149,7 @@ class KernelFits:
         has_positions = any(isinstance(p.node.op, Iota | Gather | GatherNd) for p in points.points)
         if has_positions or not self.repeats_nothing([points], inside):
             return FusionBarrier.ProductResult
-        found = epilogue_form(form, head, points)
+        found = epilogue_form(form, head, points, self.reads.generator)
         fits = found is not None and 1 <= len(found.parts) <= MAX_PARTS
         return None if fits else FusionBarrier.DifferentIndexSpace
 

@@ -243,7 +243,7 @@ class EpilogueForm(NamedTuple):
     reads: list[MatrixLayout]
 
 
-def epilogue_form(form: ProductForm, head: Node, points: KernelPoints) -> EpilogueForm | None:
+def epilogue_form(form: ProductForm, head: Node, points: KernelPoints, generator: Generator) -> EpilogueForm | None:
     """How an epilogue reads the product and what is beside it; None if no kernel can.
 
     The nest of the epilogue visits the elements of the product, or of a part of its columns, in their order, so that
@@ -271,7 +271,7 @@ def epilogue_form(form: ProductForm, head: Node, points: KernelPoints) -> Epilog
             start = place.offset
             if place.strides != _part_strides(sizes, groups[2], columns, form.n):
                 return None
-            if not isinstance(start, int) or not _is_part(form, columns, start):
+            if not isinstance(start, int) or not _is_part(form, columns, start, generator):
                 return None
             parts[start] = None
         found.append(MatrixLayout(point.node.id, place.offset, (batch, row, column)))
@@ -284,15 +284,19 @@ def _part_strides(sizes: Dims, columns: Sequence[int], width: Size, n: Size) -> 
     return tuple(s if k in columns or width == n else floordiv(s, width) * n for k, s in enumerate(whole))
 
 
-def _is_part(form: ProductForm, columns: Size, start: int) -> bool:
-    """Whether columns of a product from `start` on can be computed apart: they begin with a panel of B."""
+def _is_part(form: ProductForm, columns: Size, start: int, generator: Generator) -> bool:
+    """Whether columns of a product from `start` on can be computed apart: they begin with a panel of B, and so many
+    columns are read in panels of that width."""
     if columns == form.n:
         return start == 0
     if not isinstance(columns, int):
         return False
     if form.scheme is not None:
         return start % PANEL_ROWS == 0
-    return form.packed == 0 or (start % form.packed == 0 and columns >= form.packed)
+    if not form.packed:
+        return True
+    assert generator.panel_width is not None
+    return start % form.packed == 0 and generator.panel_width(form.accumulator, columns) == form.packed
 
 
 def part_offset(form: ProductForm, start: int) -> Size:

@@ -115,7 +115,7 @@ class Int8MatMul(_Int8Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         rng = np.random.default_rng(5)
-        for k, n, width in ((8, 5, 16), (64, 130, 64), (132, 64, 64), (4, 1, 16)):
+        for k, n, width in ((8, 5, 16), (64, 200, 64), (132, 64, 64), (4, 1, 16)):
             panels, _ = Int8Panels(width).eval(rng.standard_normal((k, n)).astype(np.float32))
             stored = spec(*panels.shape, dtype="i8", values=panels)
             codes = spec(3, k, dtype="u8", values=rng.integers(1, 256, (3, k)))
