@@ -6,7 +6,9 @@ import numpy as np
 from scipy.signal import lfilter
 
 from rlx.bench.engines.loops import RlxLoops
+from rlx.bench.programs import PROGRAMS
 from rlx.bench.suites import SUITES
+from rlx.bench.training_programs import TRAINING
 
 
 def test_loops_are_right():
@@ -30,3 +32,9 @@ def test_constants_are_new_in_every_round():
 
 def test_every_case_has_a_program():
     assert {c.program for c in SUITES["loops"].cases} == {"while_loop", "scan", "constants"}
+
+
+def test_no_two_families_give_operands_to_one_name():
+    """Workers draw the operands of a program by its name alone."""
+    loops = {case.program for case in SUITES["loops"].cases}
+    assert not loops & {*PROGRAMS, *TRAINING} and not {*PROGRAMS} & {*TRAINING}

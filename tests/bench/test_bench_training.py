@@ -26,7 +26,7 @@ SIZES = {
     "gpt": GPT,
     "convnet": {"steps": 1, "batch": 2},
     "adamw": {"parameters": 1 << 20},
-    "scan": {"length": 16, "rows": 2, "width": 4, "checkpoints": 4},
+    "scan gradient": {"length": 16, "rows": 2, "width": 4, "checkpoints": 4},
 }
 
 
@@ -45,7 +45,9 @@ def test_losses_of_the_gpt_fall_and_checkpoints_change_nothing():
     call = engine.prepare("gpt", GPT)
     losses = [call() for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and abs(losses[0] - np.log(11)) < 0.1
-    kept, all_kept = (float(engine.prepare("scan", {**SIZES["scan"], "checkpoints": n})()) for n in (4, 0))
+    kept, all_kept = (
+        float(engine.prepare("scan gradient", {**SIZES["scan gradient"], "checkpoints": n})()) for n in (4, 0)
+    )
     assert kept == pytest.approx(all_kept, rel=1e-6)
 
 
@@ -90,7 +92,7 @@ def test_scans_run_by_turns():
         def close(self):
             self.is_closed = True
 
-    cases = [Case(f"scan {k}", "scan", "scan", {**SIZES["scan"], "checkpoints": k}) for k in (0, 4)]
+    cases = [Case(f"scan {k}", "scan", "scan gradient", {**SIZES["scan gradient"], "checkpoints": k}) for k in (0, 4)]
     timings = training._scan_times(cases, Recorded, 3, lambda text: None)
     assert [(t.seconds, t.rounds, t.memory) for t in timings] == [(2.0, (2.0,) * 3, 42), (3.0, (3.0,) * 3, 43)]
     assert [w.rounds for w in started] == [[], [], [0, 2, 4], [1, 3, 5]]

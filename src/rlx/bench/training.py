@@ -51,7 +51,7 @@ class TrainingCase(NamedTuple):
 def _scan_case(checkpoints: int) -> TrainingCase:
     kept = f"keeps {checkpoints} states" if checkpoints else "keeps all states"
     name = f"gradient of a scan of {SCAN['length']}, {kept}"
-    return TrainingCase(Case(name, "scan", "scan", {**SCAN, "checkpoints": checkpoints}), ())
+    return TrainingCase(Case(name, "scan", "scan gradient", {**SCAN, "checkpoints": checkpoints}), ())
 
 
 CASES = (
@@ -116,7 +116,7 @@ def run_training(
         return sys.executable if is_ours(name) else peer_python or sys.executable
 
     with tempfile.TemporaryDirectory() as scratch:
-        for place, beside in (c for c in wanted if c.case.program != "scan"):
+        for place, beside in (c for c in wanted if c.case.program != "scan gradient"):
             if place.program == "lora" and model is None:
                 missing[place.name] = "no model; pull one with `rlx pull smollm2`, or name a GGUF file with --model"
                 continue
@@ -141,7 +141,7 @@ def run_training(
             # What a GPU can do is measured by benchmarks of its own.
             least = _least_seconds(place, limits, threads, model, tell) if is_host else 0.0
             results.append(CaseResult(place, {n: t._replace(limit=least) for n, t in timings.items()}))
-        scans = [c.case for c in wanted if c.case.program == "scan"]
+        scans = [c.case for c in wanted if c.case.program == "scan gradient"]
         if scans:
             measured = _scan_times(scans, lambda: Worker(FAMILY, OURS, python(OURS), threads), rounds, progress)
             for case, timing in zip(scans, measured, strict=True):
@@ -161,7 +161,7 @@ def _least_seconds(case: Case, limits: Limits, threads: int, model: Path | None,
         return case.sizes["parameters"] * BYTES_OF_AN_UPDATE / measure_update_stream(threads)
     if case.program == "lora":
         return lora_flops(case.sizes, *_lora_elements(model, case.sizes["rank"])) / limits.flops
-    flops = {"gpt": gpt_flops, "convnet": convnet_flops, "scan": scan_flops}[case.program]
+    flops = {"gpt": gpt_flops, "convnet": convnet_flops, "scan gradient": scan_flops}[case.program]
     return flops(case.sizes) / limits.flops
 
 

@@ -114,7 +114,7 @@ TRAINING: dict[str, Callable[[Sizes, np.random.Generator], Tree]] = {
     "lora": _lora,
     "convnet": _convnet,
     "adamw": _adamw,
-    "scan": _scan,
+    "scan gradient": _scan,
 }
 
 

@@ -70,7 +70,7 @@ class RlxTraining:
             "lora": self._lora,
             "convnet": self._convnet,
             "adamw": self._adamw,
-            "scan": self._scan,
+            "scan gradient": self._scan,
         }
         return prepare[program](sizes)
 
@@ -124,7 +124,7 @@ class RlxTraining:
         return call
 
     def _scan(self, sizes: Sizes) -> Callable[[], Any]:
-        values = drawn("scan", sizes)
+        values = drawn("scan gradient", sizes)
 
         def loss(w: Any, start: Any) -> Any:
             def step(state: Any, _: Any) -> Any:
