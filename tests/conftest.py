@@ -3,8 +3,13 @@
 import gc
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rlx.backends.program import program_cache
+
+# Examples may take as long as the machine needs: no test is about time, and others may use the machine.
+settings.register_profile("any_machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
 
 
 @pytest.hookimpl(trylast=True)

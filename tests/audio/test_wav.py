@@ -124,7 +124,7 @@ def test_broken_files_are_refused(data, message, tmp_path):
     assert str(path) in str(caught.value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 63), st.binary(min_size=1, max_size=4), st.integers(0, 80))
 def test_damaged_files_are_read_or_refused(place, damage, length):
     whole = riff(chunk(b"LIST", b"abc"), fmt(channels=2), chunk(b"data", bytes(range(24))))

@@ -1,7 +1,7 @@
 """Random programs: gradients against differences, batches against loops, and both together."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import random_graphs
@@ -13,7 +13,7 @@ from rlx.ir.binding import bind_graph
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all
 
-RUN = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RUN = settings(max_examples=40)
 
 
 def smooth_unary(draw, values):

@@ -126,7 +126,7 @@ def test_a_size_of_one_between_zeros():
     check((2, 2), (1, 1), (2, 1), (1, 1), 1, (1, 2, 1, 1), 2)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(convolutions())
 def test_any_convolution(case):
     check(*case)

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from scipy.special import erf
 
 import rlx
@@ -161,7 +161,7 @@ def test_threads_share_an_executable():
 CONTINUOUS = tuple((step, fits) for step, fits in STEPS if step.__name__ not in ("compare", "cast"))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(graphs(steps=CONTINUOUS, dtypes=("f32", "f64", "i32"), max_nodes=8))
 def test_random_graphs_agree_with_the_reference(graph):
     values = inputs_for(graph)

@@ -113,7 +113,7 @@ def test_the_gradient_of_a_power_spectrum():
     assert error(np.asarray(native), np.asarray(defined)) < 2e-6
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     rows=st.integers(1, 40),
     n=st.integers(1, 700),

@@ -7,7 +7,7 @@ import functools
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp, softmax
 
@@ -337,7 +337,7 @@ def check_sample(sample, dtype):
 CONTINUOUS = tuple((step, fits) for step, fits in STEPS if step.__name__ not in ("compare", "cast"))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(
     graphs(steps=CONTINUOUS, max_nodes=12, dtypes=("f32", "f64", "i32", "bf16", "f16")),
     st.sampled_from([0, 1, 3, 17]),

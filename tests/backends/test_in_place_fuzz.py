@@ -7,7 +7,7 @@ interpreter that checks it.
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
@@ -19,7 +19,7 @@ from rlx.ir.interpret import interpret
 from rlx.ops.shape.indexing import scatter_nd
 
 DIMS = (4, 6)
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=60)
 
 
 @st.composite

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from programs import gpt_loss, llama, mlp_loss, random_values, two_layers
 
 import rlx
@@ -49,7 +49,7 @@ def test_a_llama_block_means_the_same_on_every_target(target, policy):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(graph=graphs(max_nodes=8))
 def test_random_graphs_mean_the_same_on_every_target(target, graph):
     values = inputs_for(graph)

@@ -173,7 +173,7 @@ def test_names_survive():
         assert "kept" in [n.name for n in step.run(graph).nodes]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs())
 def test_random_graphs_keep_their_bits(graph):
     leaves = inputs_for(graph)

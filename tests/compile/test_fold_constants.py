@@ -142,7 +142,7 @@ def constant(draw, values):
     return graph.constant(np.array([[1.5, -2.0, 0.0]], "f4"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(steps=(*STEPS, (constant, list), (constant, list), (constant, list))))
 def test_random_graphs_keep_their_bits(graph):
     run_and_check(graph, FOLD, inputs_for(graph), BINDING)

@@ -86,7 +86,7 @@ def test_remap_says_where_nodes_went_and_bodies_are_visited():
     assert mnemonics(branch.then_body) == ["expand", "add"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs())
 def test_broadcasts_of_random_graphs(graph):
     run_and_check(graph, BROADCAST, inputs_for(graph), BINDING)
@@ -115,7 +115,7 @@ def test_params_become_inputs():
     assert promote_params_to_inputs(promoted, ["w"]) is promoted
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs())
 def test_params_of_random_graphs_become_inputs_or_constants(graph):
     leaves = inputs_for(graph)

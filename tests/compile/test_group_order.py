@@ -28,7 +28,7 @@ def reachable(needs, start):
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_joining_and_removing_keep_the_order(data):
     count = data.draw(st.integers(2, 12))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from programs import bert_block, cached_llama_block, gpt_loss, llama
 
 import rlx
@@ -404,7 +404,7 @@ def test_text_is_read_back_wherever_leaves_stand(program):
     assert LirModule(again.mir, again.buffers, [other, *again.kernels[1:]]) != again
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(graphs())
 def test_random_graphs_keep_their_meaning(graph):
     """Kernel by kernel, in the planned memory: nothing is read before it is stored, and nothing is left out."""
@@ -421,7 +421,7 @@ def test_random_graphs_keep_their_meaning(graph):
             np.testing.assert_allclose(b.astype("f8"), a.astype("f8"), rtol=limit, atol=limit * scale)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(graphs())
 def test_grouping_is_complete_and_depends_on_the_graph_alone(graph):
     forms = lowered(graph)

@@ -47,7 +47,7 @@ def view_chains(draw):
     return graph
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(view_chains())
 def test_a_chain_of_views_is_strides_and_an_offset(graph):
     (root,) = graph.outputs

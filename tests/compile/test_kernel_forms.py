@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
@@ -197,7 +197,7 @@ def test_names_and_origins_survive():
 ROUNDED = {"f16": 3e-2, "bf16": 0.3, "f32": 1e-4, "f64": 1e-9}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(graphs())
 def test_random_graphs_keep_their_values(graph):
     formed = forms(graph)

@@ -223,7 +223,7 @@ def test_forcing_native_fails_where_nothing_is_native():
     assert legalize_or_rewrite_for_backend_with_dispatch(graph, CLAIM | {"GroupNorm"}, Native) is graph
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs())
 def test_random_graphs_become_legal(graph):
     rewritten = legalize_or_rewrite_for_backend(graph, CLAIM)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from programs import gpt_loss, llama, mlp_loss, random_values
 
 import rlx
@@ -20,7 +20,7 @@ from rlx.kernels.machines import host
 
 GENERATOR = generator(host())
 
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=60)
 
 
 def assert_same(expected, got):

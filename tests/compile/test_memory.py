@@ -1,7 +1,7 @@
 """Memory plans: sound for every graph and binding, close to the lower bound, and readable."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
@@ -23,7 +23,7 @@ from rlx.errors import BackendError
 from rlx.ir.dims import as_dim
 from rlx.ir.graph import Graph
 
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=60)
 
 sizes = st.integers(0, 7)
 tenants = st.lists(

@@ -413,7 +413,7 @@ def test_every_other_op_does_compute_in_the_lower_precision():
     assert reads_f32 - lowered - made == {k for k in (STAY_F32 | refuse) - made if k in reads_f32}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs())
 def test_random_graphs_stay_valid_and_keep_their_types(graph):
     leaves = inputs_for(graph)

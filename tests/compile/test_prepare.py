@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import rlx
 from random_graphs import BINDING, graphs, inputs_for
@@ -11,7 +11,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
 from rlx.ir.verify import verify_all
 
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=60)
 
 
 def run_both(programs, values, binding=None):

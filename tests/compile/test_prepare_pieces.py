@@ -1,7 +1,7 @@
 """The pieces of a `prepare` program make together what the whole makes, each from its own weights."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import rlx
 from random_graphs import graphs, inputs_for
@@ -83,7 +83,7 @@ def test_programs_ask_for_their_own_weights_only(monkeypatch):
     assert tuple(name for p in programs.prepare for name in p.results) == result.prepared
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(graphs())
 def test_random_programs(graph):
     lir = compiled(graph).prepare

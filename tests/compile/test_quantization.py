@@ -95,7 +95,7 @@ def test_channels_must_fit():
         insert_q_dq(graph, {x: CalibrationEntry.per_channel(1, [0.5, 1.0])})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs(), st.data())
 def test_taps_in_random_graphs(graph, data):
     tappable = [n.id for n in graph.nodes if len(n.shapes) == 1 and n.shape.dtype.is_float]
@@ -307,7 +307,7 @@ def test_taps_of_products_leave_out_residual_sums():
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8", "i16"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(1e-20, 1e20), st.integers(-100, 100))
 def test_requantisation_is_the_identity_on_every_code(dtype, scale, zero):
     zero = abs(zero) if dtype == "u8" else zero

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import gpt_loss, llama, two_layers
 
@@ -25,7 +25,7 @@ from rlx.errors import BindingError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot
 
-relaxed = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=30)
 
 
 def compiled(program, target="cpu"):

@@ -312,7 +312,7 @@ def undone_step(draw, values):
     return ops.activation(kind, ops.activation(kind, x))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(graphs(steps=(*STEPS, *[(neutral_step, floats), (undone_step, floats)] * 4)))
 def test_random_graphs_keep_their_bits(graph):
     run_and_check(graph, EXACT, inputs_for(graph), BINDING)

@@ -169,7 +169,7 @@ def test_families(backend, name, way):
     assert check_program(graph, values_for(FAMILIES[name], graph), {"B": 2}, backend) == []
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_random_graphs(graph):
     for backend in OWN:
@@ -177,7 +177,7 @@ def test_random_graphs(graph):
 
 
 @pytest.mark.parametrize("backend", each_backend(pytest.mark.targets)[len(OWN) :])
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_random_graphs_with_tools(backend, graph):
     try:
@@ -187,7 +187,7 @@ def test_random_graphs_with_tools(backend, graph):
 
 
 @pytest.mark.long
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500, derandomize=True)
 @given(graph=graphs(steps=CONTINUOUS))
 def test_many_random_graphs(graph):
     for backend in OWN:

@@ -134,7 +134,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(metadata=st.dictionaries(st.text("abc._", min_size=1, max_size=8), VALUES, max_size=8), big=st.booleans())
 def test_any_metadata_comes_back(metadata, big, tmp_path_factory):
     metadata.pop("general.alignment", None)

@@ -205,7 +205,7 @@ def test_unfusing_regions_whose_steps_do_not_broadcast_alike(region, dims):
     assert_same_values(graph, after)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graph=graphs(steps=STEPS[:7], max_nodes=16))
 def test_random_elementwise_graphs_there_and_back(graph):
     marked = MarkElementwiseRegions().run(graph)

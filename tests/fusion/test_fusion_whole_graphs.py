@@ -158,14 +158,14 @@ def bound_of(graph):
     return max(1e-9, *(ROUNDING.get(name, 0.0) for name in types))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graph=graphs(steps=(*PATTERN_STEPS, *PATTERN_STEPS, *STEPS), dtypes=("f64",)), data=st.data())
 def test_random_graphs_with_any_passes(graph, data):
     chosen = [p for p in ALL_PASSES if data.draw(st.booleans(), label=p.name)]
     assert_same_values(graph, run_passes(graph, chosen), BINDING, bound_of(graph), bound_of(graph))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graph=graphs(steps=(*PATTERN_STEPS, *STEPS), dtypes=("f64", "f64", "i32", "bool")))
 def test_random_graphs_through_the_lists(graph):
     for target in (FusionTarget.Cpu, FusionTarget.Cuda):

@@ -83,7 +83,7 @@ def convolutions(draw):
     return Program("conv", x, (0, 1, 2), (step,)), rng.integers(-128, 128, (2, *x.dims)).astype("i1")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(convolutions())
 def test_convolutions_of_any_shape_stride_padding_and_scale(drawn):
     program, codes = drawn

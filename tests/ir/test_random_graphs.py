@@ -1,7 +1,7 @@
 """Random graphs survive everything the IR offers: verify, print, parse, store, bind, decompose, interpret."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from random_graphs import BINDING, STEPS, graphs, inputs_for
 from rlx.ir.binding import bind_graph
@@ -11,7 +11,7 @@ from rlx.ir.serialize import from_bytes, from_json, to_bytes, to_json
 from rlx.ir.text.graph_text import large_constants, parse, show
 from rlx.ir.verify import verify_all
 
-relaxed = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=80)
 
 
 @relaxed

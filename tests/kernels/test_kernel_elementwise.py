@@ -74,7 +74,7 @@ def test_broadcast_transposed_and_narrowed_operands_with_run_time_sizes():
         np.testing.assert_array_equal(found["sign"], found["z"] < 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     shape=st.lists(st.integers(0, 5), min_size=0, max_size=3).map(tuple),
     permutation=st.randoms(use_true_random=False),

@@ -297,7 +297,7 @@ def test_code_for_other_machines(target):
     assert vector[target.name] in assembly
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     dims=st.lists(st.integers(0, 6), min_size=1, max_size=4),
     joined=st.sets(st.integers(0, 3), min_size=1),

@@ -35,7 +35,7 @@ def test_round_half_away_is_exact():
     np.testing.assert_array_equal(np.asarray(round_half_away(x)), expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(-1e6, 1e6, width=32))
 def test_round_half_away_of_any_float(value):
     assert half_away_array(np.array([value], np.float32))[0] == half_up(value)
@@ -68,7 +68,7 @@ def test_quantize_per_channel_matches_each_channel(both):
         np.testing.assert_allclose(back[:, c], exact, rtol=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-12, 12, width=32), min_size=1, max_size=8), st.sampled_from([0.1, 0.25, 0.3]))
 def test_dequantize_undoes_quantize_up_to_half_a_step(values, scale):
     x = np.array(values, np.float32)

@@ -160,7 +160,7 @@ def test_slices_bounded_by_tensors_are_explained():
         ops.index(x, slice(0, n))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_basic_key(data):
     dims = data.draw(arrays_of.array_shapes(max_dims=3, max_side=4))
@@ -172,7 +172,7 @@ def test_any_basic_key(data):
     np.testing.assert_array_equal(AtIndexer(x)[key].set(-1), expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_mixture_of_arrays_slices_and_numbers(data):
     dims = data.draw(arrays_of.array_shapes(min_dims=2, max_dims=4, max_side=3))

@@ -249,7 +249,7 @@ def test_makers():
     assert_matrix(repeated, np.array([[0, 0, 5], [2, 0, 0]], "f4"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_pattern(data):
     rows, columns = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 6))

@@ -136,7 +136,7 @@ def test_orders_reduce_fill_in():
     assert rs.cholesky(shuffled, "rcm").L.nnz < rs.cholesky(shuffled, "natural").L.nnz
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 14), st.floats(0.0, 0.6), st.integers(0, 2**16), st.sampled_from(ordering.ORDERS))
 def test_fill_in_is_that_of_a_dense_factorisation(size, density, seed, order):
     a = matrices.positive(size, seed=seed, density=density)

@@ -275,7 +275,7 @@ def test_names_of_the_rust_library():
     assert np.isnan(rs.cg_solve(*triple, b, max_iter=1, tol=1e-12)).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 12), st.integers(0, 2**16), st.sampled_from(["cg", "minres", "bicgstab", "gmres"]))
 def test_any_positive_system(size, seed, name):
     a = matrices.positive(size, seed=seed)

@@ -29,7 +29,7 @@ def dense_structure(a, order):
     return np.tril(found)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 20), st.floats(0.0, 0.5), st.integers(0, 2**16), st.sampled_from(ordering.ORDERS))
 def test_the_tree_the_counts_and_the_panels_are_those_of_the_factor(size, density, seed, order):
     a = matrices.positive(size, seed=seed, density=density)

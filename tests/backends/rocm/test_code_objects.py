@@ -141,7 +141,7 @@ items = st.recursive(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(items)
 def test_metadata_survives_its_packing(item):
     assert unpack(pack(item)) == item
