@@ -1,5 +1,5 @@
 """How long the compiler itself takes: build, verify, print, parse, store, differentiate and batch graphs, compile
-Llama models to LIR, stage by stage, and what one more layer costs, for inference and for training.
+Llama models to LIR, pass by pass, and what one more layer costs, for inference and for training.
 
 Run `python benchmarks/compiler_speed.py`. Times should grow linearly with the size of the graph: the last column is the
 time per node (or layer) of the largest program over that of the smallest.
@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,8 @@ import rlx
 from rlx.autodiff.graphs import grad_with_loss, jvp, vmap
 from rlx.backends.program.program import build_program
 from rlx.compile.compiler import CompilePipeline, CompileResult
-from rlx.compile.stages import StageRecord
 from rlx.ir.graph import Graph
 from rlx.ir.module import GraphModule, HirModule
-from rlx.ir.rewrite.passes import PassRecord
 from rlx.ir.serialize import from_bytes, to_bytes
 from rlx.ir.tensor import Tensor
 from rlx.ir.verify import verify_all
@@ -101,31 +99,32 @@ def layer_costs() -> None:
             print(f"{name + ', ' + step:34}{1e3 * one:9.1f} ms{1e3 * further:12.1f} ms{sizes}")
 
 
-def compile_stages(target: str) -> None:
-    """Milliseconds per stage and per pass, for models of growing depth."""
+def compile_passes(target: str) -> None:
+    """Milliseconds per pass, for models of growing depth."""
     results = {}
     for layers in LAYERS:
         module = llama(layers)
         results[layers] = min(
             (CompilePipeline.new(target).compile(module) for _ in range(3)),
-            key=lambda result: sum(s.seconds for s in result.stages),
+            key=lambda result: sum(_steps(result).values()),
         )
     sizes = ", ".join(f"{n} layers: {len(r.lir.as_graph())} nodes" for n, r in results.items())
     print(f"\ncompile for {target} ({sizes})")
-    stages = {s.name: [_seconds(r.stages, s.name) for r in results.values()] for s in results[LAYERS[0]].stages}
-    stages["all"] = [sum(column) for column in zip(*stages.values())]
-    stages |= {f"  {name}": [_seconds(r.passes, name) for r in results.values()] for name in _pass_names(results[24])}
-    for name, times in stages.items():
+    by_layers = [_steps(result) for result in results.values()]
+    passes = {name: [steps[name] for steps in by_layers] for name in by_layers[-1]}
+    passes["all"] = [sum(steps.values()) for steps in by_layers]
+    for name, times in passes.items():
         growth = (times[-1] / LAYERS[-1]) / (times[0] / LAYERS[0]) if times[0] else 1.0
         print(f"{name:32}" + "".join(f"{1e3 * t:10.2f} ms" for t in times) + f"   {growth:.2f}x")
 
 
-def _seconds(records: Sequence[StageRecord | PassRecord], name: str) -> float:
-    return sum(r.seconds for r in records if r.name == name)
-
-
-def _pass_names(result: CompileResult) -> list[str]:
-    return list(dict.fromkeys(p.name for p in result.passes))
+def _steps(result: CompileResult) -> dict[str, float]:
+    """Seconds of each pass that is no part of another one."""
+    found: dict[str, float] = {}
+    for record in result.passes:
+        if not record.within:
+            found[record.name] = found.get(record.name, 0.0) + record.seconds
+    return found
 
 
 def measure(run: Callable[[], object], repeats: int = 3, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -164,7 +163,7 @@ def main() -> None:
         growth = (times[-1] / SIZES[-1]) / (times[0] / SIZES[0])
         print(f"{name:14}" + "".join(f"{t:10.3f} s" for t in times) + f"   {growth:.2f}x")
     for target in ("cpu", "metal"):
-        compile_stages(target)
+        compile_passes(target)
     layer_costs()
     base = import_cost("import numpy, ml_dtypes")
     print(f"import rlx over numpy and ml_dtypes: {import_cost('import numpy, ml_dtypes, rlx') - base:+.3f} s,")
