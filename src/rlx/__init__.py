@@ -18,11 +18,10 @@ from __future__ import annotations
 import gc
 import importlib
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlx import errors as errors
 from rlx.errors import RlxError as RlxError
-from rlx.foreign_names import INSTEAD, no_attribute
 
 # At once: importing the module later would put the module in the place of the object of the same name.
 from rlx.knobs import knobs as knobs
@@ -193,8 +192,8 @@ def _load(module: str) -> ModuleType:
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return _load(f"rlx.{name}")
-    if name.startswith("_") or name in INSTEAD["rlx"]:
-        no_attribute("rlx", name)
+    if name.startswith("_"):
+        _refuse(name)
     # Ops must be known before any graph is built, and the runtime before anything runs.
     ops = _load("rlx.ops")
     _load("rlx.runtime")
@@ -205,9 +204,16 @@ def __getattr__(name: str) -> Any:
     elif name in (known := _load("rlx.ir.op").OP_CLASSES):
         value = known[name]
     else:
-        no_attribute("rlx", name)
+        _refuse(name)
     globals()[name] = value
     return value
+
+
+def _refuse(name: str) -> NoReturn:
+    """Names of other libraries are loaded for this error alone."""
+    from rlx.foreign_names import no_attribute
+
+    no_attribute("rlx", name)
 
 
 def __dir__() -> list[str]:

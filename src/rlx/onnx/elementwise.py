@@ -10,6 +10,7 @@ import numpy as np
 
 import rlx.numpy as rnp
 from rlx import nn, ops
+from rlx.formats.onnx.structure import element_type
 from rlx.ir.dtype import DType, float_limits
 from rlx.onnx.values import MICROSOFT, Call, Rule, dtype_of, rank_of, rule
 
@@ -162,8 +163,6 @@ def _is_inf(call: Call) -> Any:
 
 @rule("Cast")
 def _cast(call: Call) -> Any:
-    from rlx.formats.onnx.structure import element_type
-
     dtype = element_type(int(call.attribute("to", 0)), f"{call.path}: node {call.node}")
     return converted(call[0], dtype, bool(call.attribute("saturate", 1)))
 
@@ -326,9 +325,7 @@ def _reduction(call: Call) -> Any:
     x = call[0]
     axes, keep = call.axes(1, rank_of(x)), bool(call.attribute("keepdims", 1))
     if not axes:
-        if axes is not None and call.attribute("noop_with_empty_axes", 0):
-            return x
-        if axes is None and call.attribute("noop_with_empty_axes", 0):
+        if call.attribute("noop_with_empty_axes", 0):
             return x
         axes = tuple(range(rank_of(x)))
     is_bool = dtype_of(x) is DType.BOOL

@@ -77,13 +77,13 @@ class Builder:
         self.file, self.fixed = file, fixed
         self._require_rules()
         constants = file.graph.constants
+        # Of all sizes that the file leaves open, those that are fixed included.
+        self._symbols: set[str] = set()
         self.inputs = {v.name: self._input_type(v) for v in file.graph.inputs if v.name not in constants}
         self.outputs = [value.name for value in file.graph.outputs]
-        names = {symbol for type in self.inputs.values() for symbol in type.dynamic_symbols()}
-        if unknown := [name for name in fixed if name not in names | self._bound]:
-            raise ShapeError(
-                f"{file.path}: there is no size {unknown[0]!r}; it has {', '.join(sorted(names)) or 'none'}"
-            )
+        if unknown := [name for name in fixed if name not in self._symbols]:
+            has = ", ".join(sorted(self._symbols)) or "none"
+            raise ShapeError(f"{file.path}: there is no size {unknown[0]!r}; it has {has}")
 
     def first(self) -> Part:
         env: dict[str, Value] = {name: Held(type) for name, type in self.inputs.items()}
@@ -103,8 +103,6 @@ class Builder:
                 for op, nodes in missing.items()
             )
             raise UnsupportedOnnx(f"{self.file.path}: rlx has no rule for: {shown}")
-
-    _bound: frozenset[str] = frozenset()
 
     def _input_type(self, value: OnnxValue) -> Shape:
         where = f"{self.file.path}: input {value.name!r}"
@@ -126,7 +124,7 @@ class Builder:
             # Names may be any text; symbols are words.
             found = as_dim(re.sub(r"\W", "_", f"n{text}" if not text[:1].isalpha() else text))
         if isinstance(found, Dim):
-            self._bound |= {*found.symbols}
+            self._symbols.update(found.symbols)
         return bind_dim(found, self.fixed)
 
     def part(self, env: dict[str, Value], nodes: Sequence[OnnxNode]) -> Part:
