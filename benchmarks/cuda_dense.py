@@ -214,7 +214,8 @@ def split_attention() -> Iterator[Work]:
         kind = "causal" if queries > 1 else "none"
 
         def run(q: Any = q, k: Any = k, v: Any = v, kind: str = kind) -> Any:
-            return F.scaled_dot_product_attention(q, k.float(), v.float(), is_causal=kind == "causal", enable_gqa=True)
+            k, v = (x.to(q.dtype) for x in (k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=kind == "causal", enable_gqa=True)
 
         want = run(q.double(), k.double(), v.double())
         columns: dict[str, Callable[[int], Any]] = {"torch f32": torch_graph(run, repeats)}
