@@ -5,6 +5,7 @@ examples:
   rlx generate model.gguf --file story.txt --temperature 0.8 --top-p 0.95 --seed 1
   echo "1, 2, 3," | rlx generate smollm2 --json --logprobs 3
   rlx generate smollm2 "Once upon a time" --n 3 --temperature 0.9
+  rlx generate smollm2 "Paris in JSON:" --schema schema.json
 """
 
 from __future__ import annotations

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from rlx.cli.arguments import not_negative, positive, threads
+from rlx.cli.arguments import not_negative, positive, read_text, threads
 from rlx.cli.waiting import Waiting
+from rlx.errors import RlxError
 from rlx.models.decoder import MODEL_ACTIVATIONS
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
 from rlx.models.pull import find_model
 from rlx.models.writing_options import OPTIONS
+
+# Where it is not the first letter of the option.
+_METAVARS = {"top_k": "K", "top_p": "P", "min_p": "P"}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -77,8 +83,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
     for name, kind in kinds.items():
         default, doc = OPTIONS[name]
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, default=default, metavar=name[0].upper(), help=doc
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            default=default,
+            metavar=_METAVARS.get(name, name[0].upper()),
+            help=doc,
         )
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="a JSON schema that the answer follows, in a file")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be repeated"
     )
@@ -86,7 +97,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as `LanguageModel.complete` takes them."""
-    return {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
+    options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
+    if args.schema is not None:
+        try:
+            options["schema"] = json.loads(read_text(None, args.schema))
+        except (ValueError, RecursionError) as error:
+            raise RlxError(f"{args.schema}: a JSON schema is needed: {error}") from None
+    return options
 
 
 def load_model(args: argparse.Namespace) -> LanguageModel:

@@ -491,6 +491,7 @@ class LanguageModel:
                 stop=read.stop,
                 context=self.config.context,
                 logprobs=read.logprobs,
+                form=read.form,
             )
             is_sound = True
             return answers

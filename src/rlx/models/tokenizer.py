@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from rlx.formats.gguf import GgufFile
     from rlx.models.chat_template import ChatTemplate
+    from rlx.models.token_bytes import TokenBytes
 
 # What decoders put in the place of bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
@@ -186,6 +188,13 @@ class Tokenizer:
                 raise RlxError(f"decode: token ids of this model are 0 to {self.ids - 1}, got {i}")
         return str(self._backend.decode(wanted, skip_special_tokens=skip_special))
 
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes that each token stands for."""
+        from rlx.models.token_bytes import token_bytes  # for answers of a form only
+
+        return token_bytes(self._backend.to_str())
+
     def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
         """A decoder that takes one id at a time."""
         return StreamDecoder(self, skip_special)
@@ -198,8 +207,8 @@ class Tokenizer:
         source = self.tool_template if has_tools else self.chat_template
         if source is None:
             raise RlxError(
-                "this model has no chat template, so that it can only continue a text (generate); "
-                "for chats set tokenizer.chat_template"
+                "this model has no chat template, so that it can only continue a text (generate); for chats take a "
+                "model that was trained for them, such as smollm2, or set tokenizer.chat_template"
             )
         from rlx.models.chat_template import ChatTemplate
 
