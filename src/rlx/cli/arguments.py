@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.errors import FormatError, RlxError
+from rlx.knobs import knobs
 
 if TYPE_CHECKING:
     from rlx.distributed.layouts import Layout
+
+
+def add_device_argument(parser: argparse.ArgumentParser, verb: str = "run on") -> None:
+    """The device, which is the one of the knob `backend` unless the command names another."""
+    default = knobs.backend or "cpu"
+    parser.add_argument(
+        "--device", default=default, help=f"the device to {verb}; see `rlx devices` (default: {default})"
+    )
 
 
 def path(text: str) -> Path:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from rlx.cli import add_command
-from rlx.cli.arguments import path, positive, read_text, threads
+from rlx.cli.arguments import add_device_argument, path, positive, read_text, threads
 from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
 from rlx.models.config_hf_encoders import is_encoder_directory
@@ -58,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="PATH", help="a PEFT folder of this model; may be repeated"
     )
-    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
+    add_device_argument(parser)
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
+from rlx.cli.arguments import add_device_argument
 from rlx.cli.arguments import path as path_argument
 from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "explain", __doc__)
     parser.add_argument("path", metavar="MODEL", help="a model (file, directory or name), or a file with a graph")
-    parser.add_argument("--device", default="cpu", help="the device to compile for; see `rlx devices` (default: cpu)")
+    add_device_argument(parser, "compile for")
     parser.add_argument(
         "--profile", action="store_true", help="also run the model once and show the time of each kernel"
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlx.cli.arguments import not_negative, positive, read_text, threads
+from rlx.cli.arguments import add_device_argument, not_negative, positive, read_text, threads
 from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
 from rlx.models.decoder import MODEL_ACTIVATIONS
@@ -39,7 +39,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
         metavar="PATH",
         help="a LoRA adapter: a PEFT folder, as `rlx finetune` writes, or a GGUF adapter; may be repeated",
     )
-    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
+    add_device_argument(parser)
     parser.add_argument("--weights", metavar="TYPE", help="quantise float matrices to this GGUF type, such as q8_0")
     parser.add_argument(
         "--activations",
@@ -98,11 +98,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as `LanguageModel.complete` takes them."""
     options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
-    if args.schema is not None:
+    if (file := options.get("schema")) is not None:
         try:
-            options["schema"] = json.loads(read_text(None, args.schema))
+            options["schema"] = json.loads(read_text(None, file))
         except (ValueError, RecursionError) as error:
-            raise RlxError(f"{args.schema}: a JSON schema is needed: {error}") from None
+            raise RlxError(f"{file}: a JSON schema is needed: {error}") from None
     return options
 
 

@@ -53,7 +53,7 @@ class Grammar:
         if found == _UNKNOWN:
             stacks = [self._stacks[number] for number in self._states[state] - {_EMPTY}]
             # In a state every first item is a set of bytes.
-            found = self._opened([rest for item, rest in stacks if byte in item])  # type: ignore[operator]
+            found = self._opened([rest for item, rest in stacks if byte in item])
             self._table[state, byte] = found
         return found
 

@@ -231,7 +231,7 @@ class CompiledGraph:
         aligned, read only, or shares memory with another input) is copied first and stays as it was.
         """
         handles = self._handles
-        given: Mapping[str, Any] = inputs or {}
+        given = inputs if type(inputs) is dict else self._by_name(inputs)
         if handles is not None:
             given = {**handles.inputs, **given}
         if more:
@@ -257,6 +257,16 @@ class CompiledGraph:
         if handles is not None:
             self._keep(outputs)
         return outputs
+
+    def _by_name(self, inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Inputs as they were given, if they have names."""
+        if inputs is not None and not isinstance(inputs, Mapping):
+            name = next(iter(self._inputs), "x")
+            raise BindingError(
+                f"@{self._name}: inputs are given by name, as run({{{name!r}: ...}}) or run({name}=...), "
+                f"got {type(inputs).__name__}"
+            )
+        return inputs or {}
 
     def _run_anew(self, given: Mapping[str, Any], ready: _Ready) -> list[Array]:
         if given.keys() != self._inputs.keys():
