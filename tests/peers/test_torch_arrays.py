@@ -7,6 +7,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
+from rlx.errors import TraceError
 
 torch = pytest.importorskip("torch")
 jnp = pytest.importorskip("jax.numpy")
@@ -58,7 +59,7 @@ def test_jax_through_dlpack(name):
 
 @pytest.mark.parametrize("call", [torch.relu, torch.nn.functional.gelu, torch.nn.Linear(3, 2), torch.sum], ids=str)
 def test_functions_of_torch_in_a_program_say_what_to_write(call):
-    with pytest.raises(rlx.TraceError, match=r"torch\.\w+ cannot take a value of a program .* rlx\.onnx\.load"):
+    with pytest.raises(TraceError, match=r"torch\.\w+ cannot take a value of a program .* rlx\.onnx\.load"):
         rlx.jit(lambda x: call(x))(np.ones((2, 3), "f4"))
 
 

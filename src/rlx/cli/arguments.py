@@ -86,6 +86,8 @@ def read_text(text: str | None, file: Path | None) -> str:
 
 def read_input() -> str:
     """All of standard input, without the newline at its end."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print("[the text is read from here; Ctrl-D at the beginning of a line ends it]", file=sys.stderr)
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
