@@ -259,3 +259,14 @@ def test_commands_run_on_the_device_that_the_environment_names(monkeypatch, caps
     finally:
         monkeypatch.undo()
         knobs.reset()
+
+
+def test_an_export_of_many_files_names_their_folder(tmp_path, capsys):
+    g = rlx.Graph("scores")
+    g.set_outputs([rlx.nn.softmax(g.input("x", ("B", 4)))])
+    (tmp_path / "scores.rlx").write_text(str(g))
+    code, out, _ = run(capsys, "export", "web", tmp_path / "scores.rlx", tmp_path / "page")
+    count = len(list((tmp_path / "page").iterdir()))
+    assert code == 0 and count > 4 and out.startswith(f"{tmp_path / 'page'}, {count} files: page ")
+    code, out, _ = run(capsys, "compile", tmp_path / "scores.rlx", tmp_path / "scores.rlxc")
+    assert code == 0 and out.startswith(f"{tmp_path / 'scores.rlxc'}: ")
