@@ -270,3 +270,18 @@ def test_an_export_of_many_files_names_their_folder(tmp_path, capsys):
     assert code == 0 and count > 4 and out.startswith(f"{tmp_path / 'page'}, {count} files: page ")
     code, out, _ = run(capsys, "compile", tmp_path / "scores.rlx", tmp_path / "scores.rlxc")
     assert code == 0 and out.startswith(f"{tmp_path / 'scores.rlxc'}: ")
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain"])
+@pytest.mark.parametrize("form", ["text", "binary"])
+def test_files_of_graphs_are_read_by_a_process_that_has_built_none(command, form, tmp_path):
+    g = rlx.Graph("scores")
+    g.set_outputs([rlx.nn.softmax(g.input("x", ("B", 4)))])
+    if form == "text":
+        (tmp_path / "scores.rlx").write_text(str(g))
+    else:
+        rlx.save_graph(g, tmp_path / "scores.rlx")
+    found = subprocess.run(
+        [sys.executable, "-m", "rlx", command, str(tmp_path / "scores.rlx")], capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (0, "") and "@scores" in found.stdout

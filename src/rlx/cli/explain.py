@@ -5,6 +5,7 @@ examples:
   rlx explain minilm --html report.html
   rlx explain smollm2 --html report.html --profile
   rlx explain smollm2 --passes
+  rlx explain model.onnx
   rlx explain graph.rlx --json
 """
 
@@ -55,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     profile = None
     if args.profile:
         if model is None:
-            raise RlxError("--profile is for models; a graph has no inputs here: see CompiledGraph.profile")
+            raise RlxError(
+                "--profile is for language models and encoders; others have no inputs here: see CompiledGraph.profile"
+            )
         profile = model.profile()
     if args.html is not None:
         report.html(args.html, profile)
@@ -90,6 +93,10 @@ def _report(path: Path, device: str) -> tuple[CompileReport, LanguageModel | Tex
     if path.is_dir() or path.suffix == ".gguf":
         model = load(path, device)
         return model.report, model
+    if path.suffix == ".onnx":
+        from rlx.onnx import load as load_onnx
+
+        return load_onnx(path, device).report, None
     return _graph_report(path, device), None
 
 
