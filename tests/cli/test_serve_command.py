@@ -5,6 +5,8 @@ import http.client
 import json
 import socket
 import threading
+import time
+import types
 
 import numpy as np
 import pytest
@@ -131,6 +133,29 @@ def test_whoever_leaves_in_the_middle_harms_nobody(port):
         connection.getresponse().read(20)
         connection.close()
     assert ask(port, "/v1/chat/completions", HELLO)[0] == 200
+
+
+def test_a_client_that_leaves_lets_its_answer_end(lm):
+    """Without a stream, too: nobody else waits for a text that nobody reads."""
+    written, service = [], Service("tiny", lm, parallel=1)
+    stream = lm.stream
+
+    def slowly(*args, **options):
+        for piece in stream(*args, **options):
+            written.append(piece)
+            time.sleep(0.05)
+            yield piece
+
+    service.lm = types.SimpleNamespace(stream=slowly, tokenizer=lm.tokenizer, config=lm.config)
+    with running(service) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "ROMEO:", "max_tokens": 200}))
+        while len(written) < 3:
+            time.sleep(0.01)
+        connection.close()
+        service.lm = lm
+        assert ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 2})[0] == 200
+        assert 3 <= len(written) < 50
 
 
 @pytest.mark.parametrize(

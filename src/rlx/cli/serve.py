@@ -17,6 +17,8 @@ import errno
 import hmac
 import ipaddress
 import json
+import select
+import socket
 from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +31,7 @@ from rlx.cli.arguments import positive, read_text
 from rlx.cli.generate_options import add_model_arguments, load_model
 from rlx.errors import RlxError
 from rlx.models.config_hf_encoders import is_encoder_directory
-from rlx.models.openai_protocol import Document, RequestError, Service
+from rlx.models.openai_protocol import Document, NotWanted, RequestError, Service
 from rlx.models.pull import find_model
 from rlx.models.text_encoder import load_encoder
 
@@ -175,9 +177,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}")
             return
         try:
-            answer = self.server.service.answer(path, body)
+            answer = self.server.service.answer(path, body, self._is_heard)
         except RequestError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error), error.field)
+        except NotWanted:
+            self.close_connection = True
         except Exception as error:
             self.log_error("%s: %s", type(error).__name__, error)
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
@@ -202,6 +206,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         status = HTTPStatus(code)
         self._refuse(status, message or status.phrase)
+
+    def _is_heard(self) -> bool:
+        """Whether the client is still there: one that has gone has sent the end of its stream."""
+        try:
+            has_more = bool(select.select([self.connection], [], [], 0)[0])
+            return not has_more or bool(self.connection.recv(1, socket.MSG_PEEK))
+        except ValueError:  # more files are open than can be watched like this
+            return True
+        except OSError:
+            return False
 
     def _path(self) -> str:
         return self.path.partition("?")[0].rstrip("/")

@@ -70,6 +70,10 @@ class RequestError(RlxError):
         self.field = field
 
 
+class NotWanted(Exception):
+    """Whoever asked has gone before the answer was complete."""
+
+
 class Service:
     """A language model, an encoder or both, and the requests that they answer."""
 
@@ -80,7 +84,7 @@ class Service:
         self.name, self.lm, self.encoder = name, lm, encoder
         self.started = int(time.time())
         self._room = Semaphore(parallel)
-        self._answers: dict[str, Callable[[Document], Document | Iterator[Document]]] = {
+        self._answers: dict[str, Callable[[Document, Callable[[], bool]], Document | Iterator[Document]]] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
             "/v1/embeddings": self._embed,
@@ -100,18 +104,23 @@ class Service:
         entries: list[Document] = self.models()["data"]
         return next((entry for entry in entries if entry["id"] == name), None)
 
-    def answer(self, path: str, body: object) -> Document | Iterator[Document]:
-        """The answer to the body of a request; a `RequestError` where there is none."""
+    def answer(
+        self, path: str, body: object, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Document | Iterator[Document]:
+        """The answer to the body of a request; a `RequestError` where there is none.
+
+        A text is written as long as somebody wants it: `is_wanted` is asked now and then, and a no is `NotWanted`.
+        """
         if not isinstance(body, dict):
             raise RequestError(f"the body must be a JSON object, got {type(body).__name__}")
-        return self._answers[path]({key: value for key, value in body.items() if value is not None})
+        return self._answers[path]({key: value for key, value in body.items() if value is not None}, is_wanted)
 
     def _language_model(self) -> LanguageModel:
         if self.lm is None:
             raise RequestError(f"{self.name} is an encoder: it answers /v1/embeddings alone", "model")
         return self.lm
 
-    def _chat(self, body: Document) -> Document | Iterator[Document]:
+    def _chat(self, body: Document, is_wanted: Callable[[], bool]) -> Document | Iterator[Document]:
         lm = self._language_model()
         _require_known(body, _OF_CHAT)
         messages = _messages(body.get("messages"))
@@ -120,20 +129,26 @@ class Service:
         except RlxError as error:
             raise RequestError(f"{error}", "messages") from None
         most = body.get("max_completion_tokens", body.get("max_tokens"))
-        return self._written(body, lm, [ids], most, _ChatForm(self.name, lm))
+        return self._written(body, lm, [ids], most, _ChatForm(self.name, lm), is_wanted)
 
-    def _complete(self, body: Document) -> Document | Iterator[Document]:
+    def _complete(self, body: Document, is_wanted: Callable[[], bool]) -> Document | Iterator[Document]:
         lm = self._language_model()
         _require_known(body, _OF_TEXT)
         prompts = [self._ids(lm, prompt) for prompt in _prompts(body.get("prompt", ""))]
-        return self._written(body, lm, prompts, body.get("max_tokens", 16), _TextForm(self.name, lm))
+        return self._written(body, lm, prompts, body.get("max_tokens", 16), _TextForm(self.name, lm), is_wanted)
 
     @staticmethod
     def _ids(lm: LanguageModel, prompt: str | list[int]) -> list[int]:
         return lm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _written(
-        self, body: Document, lm: LanguageModel, prompts: list[list[int]], most: Any, form: _Form
+        self,
+        body: Document,
+        lm: LanguageModel,
+        prompts: list[list[int]],
+        most: Any,
+        form: _Form,
+        is_wanted: Callable[[], bool],
     ) -> Document | Iterator[Document]:
         options, count = _options(body) | form.alternatives(body), _whole(body, "n", 1, MOST_CHOICES)
         room = lm.config.context - max(map(len, prompts))
@@ -147,12 +162,15 @@ class Service:
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"max_tokens must be a whole number from 1 on, got {most!r:.80}", "max_tokens")
         limit = room if most is None else min(most, room)
-        if not _flag(body, "stream"):
-            with self._room:
-                answers = _checked(lambda: lm.complete(prompts, limit, n=count, **options))
-            return form.whole(answers, count)
-        if count != 1 or len(prompts) != 1:
+        is_one, is_stream = count == len(prompts) == 1, _flag(body, "stream")
+        if is_stream and not is_one:
             raise RequestError("a stream is for one prompt and one choice", "n")
+        if not is_stream:
+            with self._room:
+                if not is_one:
+                    return form.whole(_checked(lambda: lm.complete(prompts, limit, n=count, **options)), count)
+                pieces = _checked(lambda: lm.stream(prompts[0], limit, **options))
+                return form.whole([_checked(lambda: _completion(pieces, is_wanted))], 1)
         # Made here, so that what is wrong with the request is told before the first byte of the answer.
         return self._streamed(_checked(lambda: lm.stream(prompts[0], limit, **options)), form, body)
 
@@ -167,7 +185,7 @@ class Service:
             finally:
                 pieces.close()
 
-    def _embed(self, body: Document) -> Document:
+    def _embed(self, body: Document, is_wanted: Callable[[], bool]) -> Document:
         if unknown := [n for n in body if n not in {"input", "encoding_format", "dimensions", *_WITHOUT_EFFECT}]:
             raise RequestError(f"there is no field {unknown[0]!r:.80}", unknown[0])
         given = body.get("input")
@@ -188,6 +206,18 @@ class Service:
         data = [{"object": "embedding", "index": i, "embedding": _encoded(v, how)} for i, v in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": self.name, "data": data, "usage": usage}
+
+
+def _completion(pieces: Pieces, is_wanted: Callable[[], bool]) -> Completion:
+    """What a text that is written piece by piece becomes."""
+    while is_wanted():
+        try:
+            next(pieces)
+        except StopIteration as end:
+            answer: Completion = end.value
+            return answer
+    pieces.close()
+    raise NotWanted
 
 
 def _encoded(vector: Any, how: str) -> Any:
