@@ -19,6 +19,11 @@ def test_it_trains_resumes_and_writes(tmp_path, capsys):
         assert main([*words, "--steps", "6", "--json", "--sample", "3", "--resume"]) == 0
         said = json.loads(capsys.readouterr().out)
         assert main([*words, "--steps", "6"]) == 1
+        # The sizes are those that the run began with.
+        assert main(["train", *paths, "--steps", "7", "--sample", "0", "--resume"]) == 0
+        assert main(["train", *paths, "--steps", "8", "--sample", "0", "--resume", "--layers", "2"]) == 1
+        assert "the run began with layers 1, and now it is 2" in capsys.readouterr().err
+        assert main([*words, "--steps", "6"]) == 1
     assert said["steps"] == 6 and len(said["text"]) >= 1 and said["eval_loss"] > 0
     assert "there are checkpoints of an earlier run" in capsys.readouterr().err
     assert main([*words, "--heads", "3"]) == 1

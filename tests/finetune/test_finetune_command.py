@@ -114,7 +114,7 @@ def failed(capsys, words):
 def test_runs_are_not_overwritten_or_mixed(place, capsys):
     assert "there are checkpoints of an earlier run; resume" in failed(capsys, command(place, "whole", 9))
     other = failed(capsys, command(place, "whole", 9, "--resume", "--seed", "5"))
-    assert "the run began with another seed: 0, now it is 5" in other
+    assert "the run began with seed 0, and now it is 5" in other
     before = bytes_of(place / "whole")
     assert main(command(place, "whole", 8, "--resume")) == 0
     assert bytes_of(place / "whole") == before

@@ -320,7 +320,7 @@ def test_a_run_goes_on_with_its_own_sizes(tmp_path):
     out = tmp_path / "run"
     train.train_char_gpt(text, 2, out=out, model=sizes, batch=2)
     assert json.loads((out / "settings.json").read_text())["layers"] == 1
-    with pytest.raises(TrainingError, match=r"began with another width: 16, now it is 32; use the same settings"):
+    with pytest.raises(TrainingError, match=r"began with width 16, and now it is 32; use the same settings"):
         train.train_char_gpt(text, 4, out=out, model=sizes._replace(width=32), batch=2)
     (out / "settings.json").write_text("{")
     with pytest.raises(TrainingError, match=r"settings\.json is not JSON"):

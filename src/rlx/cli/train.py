@@ -1,7 +1,7 @@
 """Train a small language model from scratch: a character-level GPT on any text file, with a sample at the end.
 
-The folder gets metrics.jsonl, loss.png, settings.json and checkpoints: stop at any time, --resume continues. To tune a
-pretrained model, use `rlx finetune`.
+The folder gets metrics.jsonl, loss.png, settings.json and checkpoints: stop at any time, --resume continues, with the
+sizes that the run began with. To tune a pretrained model, use `rlx finetune`.
 
 examples:
   rlx train --data book.txt --steps 2000 --out run
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from rlx.cli import Subparsers
 
 
+# The sizes of a run, which a resumed one keeps: what is usual, and what each is.
+_SIZES = {
+    "layers": (6, "N", "transformer layers"),
+    "width": (384, "N", "width of the model"),
+    "heads": (6, "N", "attention heads"),
+    "length": (128, "L", "context length in bytes"),
+    "batch": (8, "B", "windows per step"),
+}
+
+
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "train", __doc__)
     parser.add_argument("--data", type=path, required=True, metavar="FILE", help="a text file")
@@ -33,13 +43,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--steps", type=positive, default=2000, metavar="N", help="total number of steps (default: 2000)"
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
-    parser.add_argument("--layers", type=positive, default=6, metavar="N", help="transformer layers (default: 6)")
-    parser.add_argument("--width", type=positive, default=384, metavar="N", help="width of the model (default: 384)")
-    parser.add_argument("--heads", type=positive, default=6, metavar="N", help="attention heads (default: 6)")
-    parser.add_argument(
-        "--length", type=positive, default=128, metavar="L", help="context length in bytes (default: 128)"
-    )
-    parser.add_argument("--batch", type=positive, default=8, metavar="B", help="windows per step (default: 8)")
+    for name, (usual, letter, doc) in _SIZES.items():
+        parser.add_argument(f"--{name}", type=positive, metavar=letter, help=f"{doc} (default: {usual})")
     parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="the learning rate (default: 1e-3)")
     parser.add_argument("--mesh", metavar="MESH", help="shard the work over devices, such as data=4,tensor=2")
     parser.add_argument(
@@ -56,18 +61,20 @@ def run(args: argparse.Namespace) -> int:
     from rlx.distributed import gather, process_index
     from rlx.train import CharGpt, char_gpt_text, train_char_gpt
 
-    if args.width % args.heads:
-        raise RlxError(f"--heads {args.heads} do not divide --width {args.width}")
+    sizes = _sizes(args)
+    if sizes["width"] % sizes["heads"]:
+        raise RlxError(f"--heads {sizes['heads']} do not divide --width {sizes['width']}")
     if not 0 < args.rate < 10:
         raise RlxError(f"--rate must be above 0 and below 10, got {args.rate}")
     layout = None if args.mesh is None else joined_layout(args.mesh)
-    model = CharGpt(args.layers, args.width, args.heads, args.length)
+    batch = sizes.pop("batch")
+    model = CharGpt(**sizes)
     result = train_char_gpt(
         args.data,
         args.steps,
         out=args.out,
         model=model,
-        batch=args.batch,
+        batch=batch,
         rate=args.rate,
         save_every=args.save_every,
         resume=args.resume,
@@ -87,6 +94,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.out}: loss {last['loss']:.4f}, on text it has not seen {last.get('eval_loss', math.nan):.4f}")
         print(_without_controls(text))
     return 0
+
+
+def _sizes(args: argparse.Namespace) -> dict[str, int]:
+    """The sizes that were given; others are those of the run that is resumed, or the usual ones."""
+    from rlx.train.settings import kept_settings
+
+    kept = kept_settings(args.out) if args.resume else {}
+    given = {name: getattr(args, name) for name in _SIZES}
+    return {name: kept.get(name, usual) if given[name] is None else given[name] for name, (usual, *_) in _SIZES.items()}
 
 
 def _without_controls(text: str) -> str:

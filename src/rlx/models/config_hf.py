@@ -22,13 +22,24 @@ def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
     fields = text_fields(fields)
     read = HfFields({**ABSENT.get(str(fields.get("model_type")), {}), **fields})
     if read.family not in DECODERS:
-        raise FormatError(
-            f"config.json: model_type {fields.get('model_type')!r} is not a supported language model; "
-            f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
-            f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, Whisper with rlx.load_speech"
-        )
+        raise _unsupported(read.family)
     read.refuse_quantized(*QUANTIZED.get(read.family, ()))
     return DECODERS[read.family](read)
+
+
+def _unsupported(family: str) -> FormatError:
+    from rlx.models.config_hf_encoders import ENCODERS  # for this error alone
+
+    if family in ENCODERS:
+        return FormatError(
+            f"config.json: this is a text encoder ({family}), which writes no text; rlx embed and "
+            "rlx.load_encoder give vectors of texts"
+        )
+    return FormatError(
+        f"config.json: model_type {family!r} is not a supported language model; "
+        f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
+        f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, Whisper with rlx.load_speech"
+    )
 
 
 def _llama(f: HfFields) -> DecoderConfig:

@@ -28,12 +28,18 @@ def agree_on_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         if different:
             key = different[0]
             raise TrainingError(
-                f"{folder}: the run began with another {key}: {found.get(key)!r:.80}, now it is {wanted[key]!r:.80}; "
+                f"{folder}: the run began with {key} {found.get(key)!r:.80}, and now it is {wanted[key]!r:.80}; "
                 "use the same settings, or another folder"
             )
         return
     with writing_to(folder), replace_file(place) as file:
         file.write((json.dumps(wanted, indent=2) + "\n").encode())
+
+
+def kept_settings(folder: Path) -> Mapping[str, Any]:
+    """The settings of the run in a folder; none where there is no run, or none that kept them."""
+    place = folder / SETTINGS_NAME
+    return _read(place) if place.is_file() and checkpoint_files(folder) else {}
 
 
 def _read(place: Path) -> Mapping[str, Any]:
