@@ -138,6 +138,7 @@ _HOME: dict[str, str] = {
     ),
     **dict.fromkeys(("linear_transpose", "make_jaxpr", "typeof"), "rlx.jax_names"),
     "load": "rlx.models.language_model",
+    "load_classifier": "rlx.models.text_classifier",
     "load_encoder": "rlx.models.text_encoder",
     "load_speech": "rlx.models.speech_model",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import FormatError
-from rlx.models.config import DenseConfig, EncoderConfig, PoolingMode, RopeConfig
+from rlx.models.config import DenseConfig, DisentangledConfig, EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.config_hf_common import rope_from_hf
 from rlx.models.hf_fields import HfFields
 from rlx.models.model_files import read_json, read_json_list
@@ -291,6 +291,46 @@ def _modernbert(f: HfFields) -> EncoderConfig:
     )
 
 
+def _deberta(f: HfFields) -> EncoderConfig:
+    """Tokens know each other's places by attention alone, in the third version also without learned positions."""
+    f.refuse("conv_kernel_size", 0)
+    hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
+    f.refuse("attention_head_size", max(hidden // heads, 1))
+    width = f.size("embedding_size", hidden)
+    found = _disentangled(f)
+    return _bert(
+        f,
+        disentangled=found if f.flag("relative_attention", False) else None,
+        # Scores of places count here whether there are any or not.
+        attention_scale=(max(hidden // heads, 1) * (1 + found.of_keys + found.of_queries)) ** -0.5,
+        learned_positions=f.flag("position_biased_input", True),
+        embed_width=0 if width == hidden else width,
+        norm_behind_project=True,
+        norm_eps=f.number("layer_norm_eps", 1e-7),
+    )
+
+
+def _disentangled(f: HfFields) -> DisentangledConfig:
+    # Numbers below 1 stand for "not given".
+    context = f.size("max_position_embeddings")
+    longest = context if f.is_below_one("max_relative_positions") else f.size("max_relative_positions", context)
+    buckets = 0 if f.is_below_one("position_buckets") else f.size("position_buckets", 0, least=0)
+    kinds = f.listed("pos_att_type")
+    if kinds is None:
+        kinds = f.text("pos_att_type", "").split("|")
+    if any(kind not in ("c2p", "p2c", "") for kind in kinds):
+        raise FormatError(f"config.json: pos_att_type must be of c2p and p2c, got {kinds!r:.100}")
+    return DisentangledConfig(
+        span=buckets or longest,
+        max_distance=longest,
+        buckets=buckets,
+        of_keys="c2p" in kinds,
+        of_queries="p2c" in kinds,
+        shared=f.flag("share_att_key", False),
+        norm="layer_norm" in f.text("norm_rel_ebd", "none").lower(),
+    )
+
+
 # What fields mean that a file leaves out, where it is not what null means.
 _ABSENT: dict[str, dict[str, Any]] = {
     **{
@@ -300,7 +340,8 @@ _ABSENT: dict[str, dict[str, Any]] = {
             *("ernie", "megatron-bert", "electra", "albert"),
         )
     },
-    "xlm-roberta-xl": {"type_vocab_size": 1},
+    "xlm-roberta-xl": {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "mpnet": {"pad_token_id": 1},
     "nomic_bert": {"type_vocab_size": 2, "rope_theta": 1000.0},
     "modernbert": {"local_rope_theta": 10000.0},
 }
@@ -320,4 +361,5 @@ ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "mpnet": _mpnet,
     "nomic_bert": _nomic,
     "modernbert": _modernbert,
+    "deberta-v2": _deberta,
 }

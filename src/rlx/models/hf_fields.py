@@ -44,6 +44,11 @@ class HfFields:
         value = self._fields.get(name)
         return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
+    def is_below_one(self, name: str) -> bool:
+        """Whether a number is there that says "not given", as 0 or -1 does."""
+        value = self._fields.get(name)
+        return isinstance(value, int | float) and not isinstance(value, bool) and value < 1
+
     def size(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A whole number."""
         value = self._needed(name, default)

@@ -56,6 +56,7 @@ class DecoderRunner:
         """`on_host` gives the content of a cache that the program has returned."""
         self.config, self.program, self.cache_names = config, program, tuple(cache_names)
         self.on_host = on_host
+        self.changes_at = changes_at(config.rope, config.local_rope)
         types = program.input_types
         self._cache_types = [types[name] for name in self.cache_names]
         self._tables = lru_cache(4)(self._make_tables)
@@ -227,7 +228,7 @@ class SequenceBatch:
     def steps_ahead(self, most: int, longest: int) -> int:
         """How many steps at most follow each other where the longest sequence has so many tokens: positions of longer
         caches may turn differently, and the caches are those of the last step."""
-        limit = changes_at(self._runner.config.rope)
+        limit = self._runner.changes_at
         return most if limit is None or longest >= limit else min(most, limit - longest)
 
     def write_ahead(
@@ -273,7 +274,7 @@ class SequenceBatch:
         capacity = FIRST_CAPACITY
         while capacity - 1 < length:
             capacity *= 2
-        limit = changes_at(config.rope)
+        limit = self._runner.changes_at
         # Positions of longer caches turn differently, so sequences stay in short ones while they can.
         capacity = min(capacity, config.context + 1 if limit is None or length > limit else limit + 1)
         grown = self._runner.new_caches(len(self.tokens), capacity)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ from rlx.errors import BindingError, FormatError, OpError
 from rlx.models import encoder_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
-from rlx.models.encoder import build_encoder, relative_buckets
+from rlx.models.encoder import build_encoder
 from rlx.models.model_files import open_weights, read_json, weights_identity
 from rlx.models.pull import find_model
+from rlx.models.relative_positions import place_rows, relative_buckets
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import Weight, WeightFile, hf_weights, read_weights
 from rlx.ops.lowered.int8_products import ACTIVATIONS
@@ -165,7 +166,7 @@ class TextEncoder:
             built = build_encoder(config, weights, adapters, whole_places(layout, config))
             self._compiled = divide(session, layout, config, weights, built.graph, built.weights)
         self.graph = built.graph
-        self._position_inputs = lru_cache(64)(self._make_position_inputs)
+        self._position_inputs = lru_cache(64)(partial(position_inputs, config))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -279,14 +280,18 @@ class TextEncoder:
         inputs = {"ids": tokens, "lengths": lengths, **self._position_inputs(seq)}
         return [np.asarray(x) for x in self._compiled.run(inputs)]
 
-    def _make_position_inputs(self, seq: int) -> dict[str, npt.NDArray[Any]]:
-        c = self.config
-        if c.rope is not None:
-            found: dict[str, npt.NDArray[Any]] = {}
-            for name, rope in (("rope", c.rope), ("rope.local", c.local_rope)):
-                if rope is not None:
-                    found[f"{name}.cos"], found[f"{name}.sin"] = rope_tables(rope, seq)
-            return found
-        if c.relative_buckets:
-            return {"buckets": relative_buckets(seq, c.relative_buckets, c.relative_max_distance)}
-        return {}
+
+def position_inputs(config: EncoderConfig, seq: int) -> dict[str, npt.NDArray[Any]]:
+    """What a program is told about the places of so many tokens."""
+    if config.disentangled is not None:
+        d = config.disentangled
+        return {"buckets": place_rows(seq, d.span, d.buckets, d.max_distance)}
+    if config.rope is not None:
+        found: dict[str, npt.NDArray[Any]] = {}
+        for name, rope in (("rope", config.rope), ("rope.local", config.local_rope)):
+            if rope is not None:
+                found[f"{name}.cos"], found[f"{name}.sin"] = rope_tables(rope, seq)
+        return found
+    if config.relative_buckets:
+        return {"buckets": relative_buckets(seq, config.relative_buckets, config.relative_max_distance)}
+    return {}
