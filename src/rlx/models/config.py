@@ -147,6 +147,9 @@ class DecoderConfig:
     With `attention_sinks` each head has a logit for looking at nothing. With `latent` attention `head_dim` is what is
     kept of a token. With `parallel_residual` both halves of a layer read its input, with `shared_norm` by one norm.
 
+    With `relative_buckets` a bias per head and bucket of distances is added to the scores, which each layer may have
+    for itself (`relative_by_layer`). With `reads_source` each layer also attends to a text that an encoder has read.
+
     Learned positions begin at row `position_offset`. Embeddings may have an `embed_width` of their own (0: they have
     none). Files may hold `extra_layers` behind the last one, which guess further tokens, and which nothing here reads.
     """
@@ -199,6 +202,10 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
     extra_layers: int = 0
+    relative_buckets: int = 0
+    relative_max_distance: int = 128
+    relative_by_layer: bool = False
+    reads_source: bool = False
 
     def __post_init__(self) -> None:
         sizes = {n: getattr(self, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "context")}
@@ -356,6 +363,23 @@ class EncoderConfig:
 
     def is_local(self, layer: int) -> bool:
         return layer in self.local_layers
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """A model that reads a text with an encoder, and writes another with a decoder, which begins with the token `start`
+    and then with `first`, where there are any. Tokens of `never` are not written."""
+
+    encoder: EncoderConfig
+    decoder: DecoderConfig
+    start: int
+    first: tuple[int, ...] = ()
+    never: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        wrong = next((t for t in (self.start, *self.first, *self.never) if not 0 <= t < self.decoder.vocab), None)
+        if wrong is not None:
+            raise FormatError(f"token {wrong} is not one of the {self.decoder.vocab} tokens of this model")
 
 
 # More than any model has: a file that says more is damaged, and must not make anybody build lists of that length.

@@ -11,6 +11,7 @@ from typing import Any
 from rlx.errors import FormatError
 from rlx.models.config import DenseConfig, DisentangledConfig, EncoderConfig, PoolingMode, RopeConfig
 from rlx.models.config_hf_common import rope_from_hf
+from rlx.models.config_hf_seq2seq import t5_encoder
 from rlx.models.hf_fields import HfFields
 from rlx.models.model_files import read_json, read_json_list
 from rlx.ops.pointwise.unary import ActivationKind
@@ -362,4 +363,7 @@ ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "nomic_bert": _nomic,
     "modernbert": _modernbert,
     "deberta-v2": _deberta,
+    "t5": t5_encoder,
+    "mt5": t5_encoder,
+    "umt5": t5_encoder,
 }

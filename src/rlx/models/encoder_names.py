@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from rlx.models.seq2seq_names import T5_ENCODER, by_layer
+
 _BERT: dict[str, str] = {
     "embed": "bert.embeddings.word_embeddings",
     "positions": "bert.embeddings.position_embeddings",
@@ -136,6 +138,9 @@ HF_ENCODERS: dict[str, dict[str, str]] = {
     "nomic_bert": _NOMIC,
     "modernbert": _MODERNBERT,
     "deberta-v2": _DEBERTA,
+    "t5": T5_ENCODER,
+    "mt5": T5_ENCODER,
+    "umt5": by_layer(T5_ENCODER),
 }
 # The prefix of the encoder inside files that also hold a head; files of the encoder alone leave it out.
 HF_ENCODER_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_ENCODERS.items()}

@@ -127,6 +127,10 @@ class HfFields:
         """The same fields without some of them."""
         return HfFields({name: value for name, value in self._fields.items() if name not in names}, self.family)
 
+    def with_default(self, name: str, value: Any) -> HfFields:
+        """The same fields, with a value for one that may be missing."""
+        return self if self.has(name) else HfFields({**self._fields, name: value}, self.family)
+
     def renamed(self, names: Mapping[str, str]) -> HfFields:
         """The same fields, those on the left being called as on the right in this file."""
         return HfFields({**self._fields, **{name: self._fields.get(own) for name, own in names.items()}}, self.family)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from rlx.errors import BindingError, RlxError
 from rlx.ir.dims import bind_dim
 from rlx.models.choosing import Choice
 from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.relative_positions import backward_buckets
 from rlx.models.rope_tables import changes_at, rope_tables
 from rlx.models.sampling import SamplingOptions
 from rlx.runtime.arrays import given_away
@@ -60,13 +62,23 @@ class DecoderRunner:
         types = program.input_types
         self._cache_types = [types[name] for name in self.cache_names]
         self._tables = lru_cache(4)(self._make_tables)
+        self._more: Mapping[str, Any] = {}
         self._choices = lru_cache(4)(lambda options: Choice(options, config.vocab, program.device))
 
+    def with_inputs(self, more: Mapping[str, Any]) -> DecoderRunner:
+        """The same program, which is given these inputs too, whatever the step."""
+        runner = copy(self)
+        runner._more = more
+        return runner
+
     def _make_tables(self, capacity: int) -> dict[str, Any]:
-        tables: dict[str, F32] = {}
+        tables: dict[str, Array] = {}
         for name, rope in (("rope", self.config.rope), ("rope.local", self.config.local_rope)):
             if rope is not None:
                 tables[f"{name}.cos"], tables[f"{name}.sin"] = _tables_of(rope, capacity)
+        if self.config.relative_buckets:
+            sizes = self.config.relative_buckets, self.config.relative_max_distance
+            tables["buckets"] = backward_buckets(capacity, *sizes)
         space = space_of(self.program.device)
         # Where the program runs, so that they do not go there for each token.
         return tables if space is None else {name: DeviceArray(space.put(table)) for name, table in tables.items()}
@@ -84,7 +96,7 @@ class DecoderRunner:
         """The same with arrays that lie where the program runs, and logits that stay there."""
         inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
         inputs.update(self._tables(caches[0].shape[2]))
-        inputs.update(zip(self.cache_names, caches))
+        inputs.update(zip(self.cache_names, caches), **self._more)
         # The caches are passed on as they come: a program may write into arrays that it returned itself.
         logits, *updated = self.program.run(inputs)
         return logits, list(updated)
@@ -97,7 +109,7 @@ class DecoderRunner:
         if isinstance(self.program, CompiledGraph):
             inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
             inputs.update(self._tables(caches[0].shape[2]))
-            inputs.update(zip(self.cache_names, caches))
+            inputs.update(zip(self.cache_names, caches), **self._more)
             found = self.program.run_ahead(inputs, moves, steps)
             if found is not None:
                 return np.asarray(found[0]), list(found[1:])

@@ -21,6 +21,7 @@ from rlx.models import encoder_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
 from rlx.models.encoder import build_encoder
+from rlx.models.hf_layouts import REARRANGED
 from rlx.models.model_files import open_weights, read_json, weights_identity
 from rlx.models.pull import find_model
 from rlx.models.relative_positions import place_rows, relative_buckets
@@ -100,7 +101,12 @@ def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFi
     config = encoder_config_from_directory(path)
     names, prefix = encoder_names.HF_ENCODERS[config.family], encoder_names.HF_ENCODER_PREFIX[config.family]
     file = hf_weights(
-        open_weights(path, mmap), names | {"dense": "dense.{i}"}, path.name, layers=config.layers, prefix=prefix
+        open_weights(path, mmap),
+        names | {"dense": "dense.{i}"},
+        path.name,
+        layers=config.layers,
+        prefix=prefix,
+        rearrange=REARRANGED.get(config.family),
     )
     more: dict[str, Weight] = {}
     for place, dense in enumerate(config.dense):
