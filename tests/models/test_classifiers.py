@@ -85,7 +85,7 @@ def test_texts_are_ranked(tmp_path):
     texts = ["one", "another one", "a third"]
     scores = classifier.logits([("what", text) for text in texts])[:, 0]
     ranked = classifier.rank("what", texts)
-    assert [r.index for r in ranked] == list(np.argsort(-scores))
+    assert [r.place for r in ranked] == list(np.argsort(-scores))
     np.testing.assert_array_equal([r.score for r in ranked], np.sort(scores)[::-1])
     assert classifier.rank("what", texts, top=1) == ranked[:1] and classifier.rank("what", []) == []
     with pytest.raises(OpError, match="list of texts"):

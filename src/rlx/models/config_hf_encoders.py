@@ -9,22 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import FormatError
-from rlx.models.config import DenseConfig, DisentangledConfig, EncoderConfig, PoolingMode, RopeConfig
+from rlx.models.config import DisentangledConfig, EncoderConfig, RopeConfig
 from rlx.models.config_hf_common import rope_from_hf
 from rlx.models.config_hf_seq2seq import t5_encoder
 from rlx.models.hf_fields import HfFields
-from rlx.models.model_files import read_json, read_json_list
+from rlx.models.model_files import read_json
+from rlx.models.sentence_modules import read_modules
 from rlx.ops.pointwise.unary import ActivationKind
-
-# How older pooling configs name the modes, in the order in which their results are joined.
-_POOLING: dict[str, PoolingMode] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 
 
 def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
@@ -58,72 +49,16 @@ def _family(fields: Mapping[str, Any]) -> str:
 def encoder_config_from_directory(path: Path) -> EncoderConfig:
     """The config of an encoder with what `modules.json` puts behind it; mean pooling where there is no such file."""
     config = encoder_config_from_hf(read_json(path / "config.json"))
-    if not (path / "modules.json").is_file():
+    modules = read_modules(path)
+    if modules is None:
         return replace(config, pooling=("mean",))
-    pooling: tuple[PoolingMode, ...] = ()
-    dense: list[DenseConfig] = []
-    normalize = False
-    for module in read_json_list(path / "modules.json"):
-        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
-        if kind == "Pooling":
-            pooling = _pooling_modes(read_json(path / str(module.get("path", "")) / "config.json"))
-        elif kind == "Dense" and pooling and not normalize:
-            dense.append(_dense(path, str(module.get("path", ""))))
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            raise FormatError(
-                f"{path / 'modules.json'}: module {module.get('type')!r} is not supported here; "
-                "supported, in this order: Transformer, Pooling, Dense, Normalize"
-            )
-    if not pooling:
-        raise FormatError(f"{path / 'modules.json'}: there is no Pooling module, so there is no one vector per text")
-    limit = _length_limit(path, config.context)
-    return replace(config, pooling=pooling, dense=tuple(dense), normalize=normalize, context=limit)
-
-
-# What may be done to the result of a linear layer behind the pooling, by the end of the name that torch has for it.
-_DENSE_ACTIVATIONS = {
-    "Identity": None,
-    "Tanh": ActivationKind.Tanh,
-    "ReLU": ActivationKind.Relu,
-    "GELU": ActivationKind.Gelu,
-    "SiLU": ActivationKind.Silu,
-    "Sigmoid": ActivationKind.Sigmoid,
-}
-
-
-def _dense(path: Path, folder: str) -> DenseConfig:
-    if folder != Path(folder).name:
-        raise FormatError(f"{path / 'modules.json'}: the folder of a module lies beside the file, got {folder!r:.100}")
-    f = HfFields(read_json(path / folder / "config.json"), "Dense")
-    # Files that leave it out mean what the library then took.
-    name = f.text("activation_function", "Tanh").rsplit(".", 1)[-1]
-    if name not in _DENSE_ACTIVATIONS:
-        known = ", ".join(_DENSE_ACTIVATIONS)
-        raise FormatError(f"{folder}: activation_function {name!r} is not supported; supported: {known}")
-    return DenseConfig(folder, f.size("in_features"), f.size("out_features"), _DENSE_ACTIVATIONS[name])
-
-
-def _pooling_modes(fields: Mapping[str, Any]) -> tuple[PoolingMode, ...]:
-    if fields.get("include_prompt") is False:
-        raise FormatError("Pooling config.json: include_prompt=false is not supported")
-    named = fields.get("pooling_mode")
-    if named is None:
-        return tuple(mode for name, mode in _POOLING.items() if fields.get(name))
-    known = {str(mode): mode for mode in _POOLING.values()}
-    listed = [named] if isinstance(named, str) else list(named)
-    unknown = [mode for mode in listed if mode not in known]
-    if unknown:
-        raise FormatError(f"Pooling config.json: pooling_mode {unknown[0]!r} is not one of {', '.join(known)}")
-    return tuple(known[mode] for mode in listed)
-
-
-def _length_limit(path: Path, context: int) -> int:
-    """How many tokens of a text are read."""
-    file = path / "sentence_bert_config.json"
-    limit = read_json(file).get("max_seq_length") if file.is_file() else None
-    return context if limit is None else min(int(limit), context)
+    return replace(
+        config,
+        pooling=modules.pooling,
+        dense=modules.dense,
+        normalize=modules.normalize,
+        context=min(config.context, modules.limit or config.context),
+    )
 
 
 def _bert(f: HfFields, **more: Any) -> EncoderConfig:

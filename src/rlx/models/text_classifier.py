@@ -48,7 +48,7 @@ class Label(NamedTuple):
 class Ranked(NamedTuple):
     """A text by its place in what was given, and how well it fits."""
 
-    index: int
+    place: int
     score: float
 
 
@@ -135,7 +135,7 @@ class TextClassifier:
         self._require(of_tokens=False)
         if batch_size < 1:
             raise OpError(f"logits: batch_size must be at least 1, got {batch_size}")
-        many = [texts] if _is_one(texts) else list(texts)
+        many: list[Any] = [texts] if _is_one(texts) else list(texts)
         encoded = [self._encoded(text) for text in many]
         found = np.empty((len(many), len(self.labels)), np.float32)
         for chosen in batches([len(e.ids) for e in encoded], batch_size):

@@ -26,6 +26,7 @@ from rlx.models.model_files import open_weights, read_json, weights_identity
 from rlx.models.pull import find_model
 from rlx.models.relative_positions import place_rows, relative_buckets
 from rlx.models.rope_tables import rope_tables
+from rlx.models.sentence_modules import Prompts
 from rlx.models.weights import Weight, WeightFile, hf_weights, read_weights
 from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
@@ -159,6 +160,7 @@ class TextEncoder:
         the devices of its mesh."""
         self.config, self.path = config, path
         self._make_tokenizer = tokenizer
+        self._prompts = Prompts(path)
         session = Session(device, CompileOptions(threads=threads, activations=activations))
         self._compiled: CompiledGraph | DividedProgram
         if layout is None:
@@ -178,15 +180,10 @@ class TextEncoder:
     def tokenizer(self) -> Tokenizer:
         return self._make_tokenizer()
 
-    @cached_property
+    @property
     def prompts(self) -> Mapping[str, str]:
         """Texts that the model wants before its inputs, by name; from `config_sentence_transformers.json`."""
-        return {str(k): str(v) for k, v in self._settings.get("prompts", {}).items()}
-
-    @cached_property
-    def _settings(self) -> dict[str, Any]:
-        file = self.path / "config_sentence_transformers.json"
-        return read_json(file) if file.is_file() else {}
+        return self._prompts.by_name
 
     @cached_property
     def _lowers_case(self) -> bool:
@@ -231,7 +228,7 @@ class TextEncoder:
         if batch_size < 1:
             raise OpError(f"embed: batch_size must be at least 1, got {batch_size}")
         many = [texts] if isinstance(texts, str) else list(texts)
-        before = self._prompt(prompt, prompt_name)
+        before = self._prompts.chosen(prompt, prompt_name)
         ids = self.token_ids([before + text for text in many]) if many else []
         vectors, done = np.empty((len(ids), self.dimension), np.float32), 0
         for chosen in batches([len(row) for row in ids], batch_size):
@@ -260,19 +257,6 @@ class TextEncoder:
         if (present[:, 1:] > present[:, :-1]).any() or not present[:, 0].all():
             raise BindingError("forward: padding must stand on the right: each row of mask is ones, then zeros")
         return self._run([row[:n].tolist() for row, n in zip(tokens, present.sum(1))], tokens.shape[1])[0]
-
-    def _prompt(self, prompt: str | None, name: str | None) -> str:
-        if prompt is not None and name is not None:
-            raise OpError("embed: give prompt or prompt_name, not both")
-        if prompt is not None:
-            return prompt
-        name = name if name is not None else self._settings.get("default_prompt_name")
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
-            raise OpError(f"embed: this model has no prompt {name!r}; it has: {known}")
-        return self.prompts[name]
 
     def _run(self, ids: Sequence[Sequence[int]], length: int | None = None) -> list[F32]:
         """Hidden states and vectors of one batch."""
