@@ -138,7 +138,9 @@ _HOME: dict[str, str] = {
     ),
     **dict.fromkeys(("linear_transpose", "make_jaxpr", "typeof"), "rlx.jax_names"),
     "load": "rlx.models.language_model",
+    "load_classifier": "rlx.models.text_classifier",
     "load_encoder": "rlx.models.text_encoder",
+    "load_seq2seq": "rlx.models.seq2seq_model",
     "load_speech": "rlx.models.speech_model",
 }
 # Attributes that are modules.
