@@ -132,9 +132,10 @@ class Runner:
 
     def _make_exclusive(self, arrays: list[DeviceArray]) -> None:
         """Copy inputs that the run writes into where another input lies in the same memory."""
-        if not self.program.overwritten:
+        buffers = [id(array.buffer) for array in arrays]
+        if len(set(buffers)) == len(buffers):
             return
-        owners = Counter([id(a.buffer) for a in arrays])
+        owners = Counter(buffers)
         for number in self.program.overwritten:
             buffer = id(arrays[number].buffer)
             if owners[buffer] > 1:
