@@ -22,7 +22,7 @@ from rlx.ir.index_checks import check_ids
 from rlx.ir.shape import Dims, Shape
 from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array, given_away
-from rlx.runtime.device_arrays import DeviceArray, results_of, values_for
+from rlx.runtime.device_arrays import DeviceArray, results_of, value_in
 from rlx.runtime.donation import Back, Lending, Shapes
 from rlx.runtime.handles import Handles, output_number
 from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
@@ -471,7 +471,7 @@ class CompiledGraph:
 
     def _checked(self, name: str, value: Any, dtype: np.dtype[Any]) -> Any:
         if isinstance(value, DeviceArray):
-            (array,) = values_for(self._executable, {name: value}, f"@{self._name}").values()
+            array: Any = value_in(self._executable.space, value, name, f"@{self._name}")
         else:
             array = given_away(value) if name in self._overwritten else host_array(value)
         if array.dtype == dtype:

@@ -19,7 +19,7 @@ from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device import default_device
 from rlx.runtime.device_arrays import DeviceArray, common_device, results_of, values_for
 from rlx.runtime.donation import Back, Lending, Shapes
-from rlx.trace.jit import Run, add_host_array, set_compiled_graph, set_compiler, set_device_finder
+from rlx.trace.jit import Run, add_array, set_compiled_graph, set_compiler, set_device_finder
 
 
 def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
@@ -71,17 +71,17 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
 
 
 class _ShortRun:
-    """Runs of a program that has short calls for some sizes."""
+    """Runs of a program that has short calls for some sizes, from and to arrays of a class."""
 
-    def __init__(self, run: Run, executable: Executable, no_params: Prepared) -> None:
-        self._run, self._executable, self._no_params = run, executable, no_params
+    def __init__(self, run: Run, executable: Executable, no_params: Prepared, kind: type = Array) -> None:
+        self._run, self._executable, self._no_params, self._kind = run, executable, no_params, kind
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return self._run(arrays)
 
     def short_call(self, guards: Guards) -> ShortCall | None:
         """What does the same for arrays such as those of the last run, if there is such."""
-        return self._executable.short_call(self._no_params, Array, guards)
+        return self._executable.short_call(self._no_params, self._kind, guards)
 
 
 def _device_runner(graph: Graph, executable: Executable) -> Run:
@@ -89,6 +89,7 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
     keys = [str(node.name) for node in graph.inputs]
     checks, leaves = id_checks(graph), graph.inputs
     what = f"@{graph.name}"
+    no_params = executable.prepare({})
 
     def run(arrays: Sequence[Any]) -> list[Any]:
         # NumPy's numbers, such as np.int32(2), are arrays for no device.
@@ -100,13 +101,13 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
                 if isinstance(given[check.key], np.ndarray):
                     sizes = tuple(bind_dim(s, binding) for s in check.sizes)
                     check_ids(check.op, given[check.key], sizes, check.key)
-        results = executable.run(values_for(executable, given, what), {})
+        results = executable.run(values_for(executable, given, what), no_params)
         for key in graph.aliases.values():
             if isinstance(given[key], DeviceArray):
                 given[key].given_away()
         return results_of(executable, results)
 
-    return run
+    return _ShortRun(run, executable, no_params, DeviceArray) if executable.has_short_calls else run
 
 
 def graph_of_function(graph: Graph, device: str | None) -> CompiledGraph:
@@ -116,6 +117,7 @@ def graph_of_function(graph: Graph, device: str | None) -> CompiledGraph:
 
 
 set_compiler(compile_function)
-add_host_array(Array)
+add_array(Array)
+add_array(DeviceArray, has_device=True)
 set_compiled_graph(graph_of_function)
 set_device_finder(common_device)
