@@ -12,7 +12,7 @@ from rlx.backends.program.signature import Signature
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.graph import Graph
-from rlx.ir.index_checks import check_ids, id_checks
+from rlx.ir.index_checks import QuickChecks, check_ids, id_checks
 from rlx.runtime.arrays import Array, as_array, given_away
 from rlx.runtime.compile_cache import compiled_program
 from rlx.runtime.compiled_graph import CompiledGraph
@@ -36,7 +36,8 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
     converters = {key: given_away if key in overwritten else np.asarray for key in keys}
     what = f"@{graph.name}"
     others = [key for key in keys if key not in overwritten]
-    is_plain = not checks and not overwritten
+    # A plain run is one of arrays that need no second look.
+    quick = None if overwritten else QuickChecks.of(checks, keys)
     no_params = executable.prepare({})
 
     def check_all(inputs: Mapping[str, np.ndarray[Any, Any]], shapes: Shapes) -> None:
@@ -52,6 +53,7 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
         return None if elsewhere is None else lending.outputs_again(back, elsewhere)
 
     def run(arrays: Sequence[Any]) -> list[Array]:
+        is_plain = quick is not None and quick.pass_(arrays)
         results = executable.run_plain(arrays, no_params) if is_plain else None
         if results is not None:
             return [as_array(result) for result in results]
@@ -67,21 +69,22 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
             check_all(inputs, tuple([array.shape for array in inputs.values()]))
         return lending.outputs(executable.run(inputs, no_params))
 
-    return _ShortRun(run, executable, no_params) if is_plain and executable.has_short_calls else run
+    return run if quick is None or not executable.has_short_calls else _ShortRun(run, executable, no_params, quick)
 
 
 class _ShortRun:
     """Runs of a program that has short calls for some sizes."""
 
-    def __init__(self, run: Run, executable: Executable, no_params: Prepared) -> None:
-        self._run, self._executable, self._no_params = run, executable, no_params
+    def __init__(self, run: Run, executable: Executable, no_params: Prepared, checks: QuickChecks) -> None:
+        self._run, self._executable, self._no_params, self._checks = run, executable, no_params, checks
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return self._run(arrays)
 
     def short_call(self, guards: Guards) -> ShortCall | None:
         """What does the same for arrays such as those of the last run, if there is such."""
-        return self._executable.short_call(self._no_params, Array, guards)
+        call = self._executable.short_call(self._no_params, Array, guards)
+        return None if call is None else self._checks.before(call)
 
 
 def _device_runner(graph: Graph, executable: Executable) -> Run:
