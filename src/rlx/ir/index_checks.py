@@ -77,8 +77,11 @@ def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:
 
 
 def _are_valid(ids: Any, sizes: Dims) -> bool:
-    """Whether ids of one axis are valid, as far as that is seen at once: a few, as a decoder has at each step, are
-    compared by Python in a tenth of the time; of many that are not negative the largest is enough. False says nothing."""
+    """Whether ids of one axis are valid, as far as that is seen at once. False says nothing.
+
+    A few, as a decoder has at each step, are compared by Python in a tenth of the time; of many that are not negative
+    the largest is enough.
+    """
     if len(sizes) > 1 or not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
         return False
     size = sizes[0]

@@ -5,8 +5,9 @@
 
 What is exchanged does not depend on the words, so that nothing is foreseen wrongly: a row of a hundred takes as long as
 a few of its words do where branches are guessed. Words are turned into columns, sorted in groups that registers hold,
-and merged: a run and the next one, read backwards, hold the smaller and the larger half after one exchange of each pair,
-and halves of halves after the next ones (Batcher's bitonic merge). Rows end in the largest word up to a whole group.
+and merged: a run and the next one, read backwards, hold the smaller and the larger half after one exchange of each
+pair, and halves of halves after the next ones (Batcher's bitonic merge). Rows end in the largest word up to a whole
+group.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlx.ir.shape import Size
 from rlx.kernels.cpu.matmul.tiles import transposed
 from rlx.kernels.cpu.ops.strips import whole_rows
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import Value, ValueType
+from rlx.kernels.ir.loop_ir import Value
 from rlx.kernels.machines import Machine
 
 # The longest rows, by the bytes of all of them: a tile should stay in the second cache.
@@ -60,9 +61,8 @@ def deal_out_rows(
         count = k.min(together, rows - first)
         with k.when((length <= most) & (count >= FEWEST)):
             beside(network, first, count)
-        with k.otherwise():
-            with k.loop("row", first, first + count) as row:
-                alone(row)
+        with k.otherwise(), k.loop("row", first, first + count) as row:
+            alone(row)
 
 
 class RowNetwork:
@@ -121,9 +121,11 @@ class RowNetwork:
                 self._exchange(start + i, end - i)
         with k.loop("step", 1, merge + 1) as step:
             half = run >> step
-            with k.loop("pair", 0, padded - half, half * 2) as start:
-                with k.loop("i", start, k.min(start + half, padded - half)) as i:
-                    self._exchange(i, i + half)
+            with (
+                k.loop("pair", 0, padded - half, half * 2) as start,
+                k.loop("i", start, k.min(start + half, padded - half)) as i,
+            ):
+                self._exchange(i, i + half)
         self._groups(padded, [*halves(self.group)])
 
     def _exchange(self, low: Value, high: Value) -> None:
