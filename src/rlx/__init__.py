@@ -93,6 +93,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(
         (
             "checkpoint",
+            "custom_gradient",
             "custom_jvp",
             "custom_vjp",
             "grad",
@@ -136,7 +137,7 @@ _HOME: dict[str, str] = {
         ("ShapeDtypeStruct", "block_until_ready", "clear_caches", "default_backend", "device_get", "jacobian"),
         "rlx.jax_names",
     ),
-    **dict.fromkeys(("linear_transpose", "make_jaxpr", "typeof"), "rlx.jax_names"),
+    **dict.fromkeys(("linear_transpose", "make_jaxpr", "named_call", "typeof"), "rlx.jax_names"),
     "load": "rlx.models.language_model",
     "load_encoder": "rlx.models.text_encoder",
     "load_speech": "rlx.models.speech_model",
@@ -170,8 +171,17 @@ if TYPE_CHECKING:
 _UNSHOWN = frozenset(
     {"CacheBuster", "CalibrationRecord", "HirOp", "MissReason", "MissedFusion", "Philox4x32", "Tick"}
     | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
-    | {"block_until_ready", "compat", "device_get", "flatten_util", "linear_transpose", "tree_util"}
-    | {"ShapeDtypeStruct", "clear_caches", "default_backend", "jacobian", "jax_names", "make_jaxpr", "typeof"}
+    | {"block_until_ready", "compat", "custom_gradient", "device_get", "flatten_util", "linear_transpose", "tree_util"}
+    | {
+        "ShapeDtypeStruct",
+        "clear_caches",
+        "default_backend",
+        "jacobian",
+        "jax_names",
+        "make_jaxpr",
+        "named_call",
+        "typeof",
+    }
     | {"pipeline_schedule", "rlx_model", "scalar_constant_bytes", "stamp_pass_origins", "time_ns"}
     | {"segment_max", "segment_min", "segment_prod", "segment_sum"}
 )
