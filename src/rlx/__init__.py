@@ -147,7 +147,7 @@ _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
     | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
-    | {"lax", "scipy", "tree_util", "flatten_util", "jax_names"}
+    | {"lax", "image", "scipy", "tree_util", "flatten_util", "jax_names"}
     | {"onnx", "finetune", "quantized", "sharding", "distributed", "planning"}
 )
 # Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
@@ -171,7 +171,16 @@ if TYPE_CHECKING:
 _UNSHOWN = frozenset(
     {"CacheBuster", "CalibrationRecord", "HirOp", "MissReason", "MissedFusion", "Philox4x32", "Tick"}
     | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
-    | {"block_until_ready", "compat", "custom_gradient", "device_get", "flatten_util", "linear_transpose", "tree_util"}
+    | {
+        "block_until_ready",
+        "compat",
+        "custom_gradient",
+        "device_get",
+        "flatten_util",
+        "image",
+        "linear_transpose",
+        "tree_util",
+    }
     | {
         "ShapeDtypeStruct",
         "clear_caches",

@@ -186,7 +186,10 @@ def test_apply_at_masks_slices_and_promised_ids():
 
 
 def test_gradient_of_a_repeated_application():
-    loss = lambda x, i: rnp.sum(x.at[i].apply(lambda v: v**2))
+
+    def loss(x, i):
+        return rnp.sum(x.at[i].apply(lambda v: v**2))
+
     x = np.float32([1, 2, 3])
     np.testing.assert_allclose(rlx.grad(loss)(x, np.int32([1, 1, 2])), [1, 4 * 2**3, 2 * 3], rtol=1e-6)
 

@@ -415,7 +415,10 @@ def test_custom_gradient():
 
 def test_integers_have_zero_gradients_where_they_are_allowed():
     params = {"w": np.float32([1, 2]), "step": np.int32(3), "on": np.array([True])}
-    loss = lambda p: rnp.sum(p["w"] ** 2 * p["step"])
+
+    def loss(p):
+        return rnp.sum(p["w"] ** 2 * p["step"])
+
     with pytest.raises(AutodiffError, match="allow_int=True"):
         rlx.grad(loss)(params)
     value, found = rlx.value_and_grad(loss, allow_int=True)(params)
