@@ -18,7 +18,20 @@ from rlx.compile.claims.legalize import LegalizeError
 from rlx.errors import BackendError
 from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.kernels.ir.builder import Fold, KernelBuilder
-from rlx.kernels.ir.loop_ir import INDEX, Attr, Buffer, Kernel, Let, LoopKind, Operand, Value, ValueType, walk
+from rlx.kernels.ir.loop_ir import (
+    INDEX,
+    Attr,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    LoopKind,
+    Operand,
+    Statement,
+    Value,
+    ValueType,
+    walk,
+)
 from rlx.kernels.ir.operations import MATH, REDUCTIONS
 from rlx.kernels.ir.rewrite import copy_into
 from rlx.kernels.machines import Machine
@@ -42,8 +55,9 @@ from rlx.kernels.math.vector_trig import atan, cos, sin, tan
 
 
 def legalize(kernel: Kernel, machine: Machine) -> Kernel:
-    """The same kernel in operations that an emitter for the target takes."""
-    return copy_into(kernel, _LegalBuilder(kernel.name, machine))
+    """The same kernel in operations that an emitter for the target takes; the kernel itself where it has no others."""
+    builder = _LegalBuilder(kernel.name, machine)
+    return kernel if all(map(builder.takes, walk(kernel.body))) else copy_into(kernel, builder)
 
 
 class KernelRefused(LegalizeError):
@@ -94,6 +108,12 @@ class _LegalBuilder(KernelBuilder):
 
     def has_f64(self) -> bool:
         return self.machine.has_f64
+
+    def takes(self, statement: Statement) -> bool:
+        """Whether a statement is copied as it stands."""
+        if isinstance(statement, Let):
+            return self._expansion(statement.op, statement.args, statement.attr) is None
+        return not (isinstance(statement, For) and statement.kind is LoopKind.WALK)
 
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         expansion = self._expansion(op, args, attr)
