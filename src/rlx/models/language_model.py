@@ -70,9 +70,11 @@ def load(
     `kv_dtype` is how keys and values are kept: f32, f16, bf16, or q8 (one byte per element and a scale per row).
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
     `activations="auto"` products with GGUF blocks multiply codes of 16 bits where the machine has dot products of
-    bytes: faster than "f32", and the answers are the same but for the last digits. "int8" is faster still, and not
-    exact; with "int16" machines without such instructions use codes too. With "bf16" and "f16" values between layers
-    have 16 bits, as most libraries compute on GPUs: several times as fast there. `report` says which products.
+    bytes, and those with f16 and bf16 weights codes of 16 bits for both where it has them of words: faster than "f32",
+    and the answers are the same but for the last digits. "int8" is faster still, and not exact; with "int16" machines
+    without such instructions use codes too. With "bf16" and "f16" values between layers have 16 bits, as most libraries
+    compute on GPUs: several times as fast there. `report` says which products.
+
     `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
 
     With a `mesh` such as "tensor=4" or "fsdp=2,tensor=4" the weights are divided over its devices, through XLA: each
