@@ -10,7 +10,8 @@ from op_kernel_checks import Program
 from scipy import signal
 
 from rlx.ir.dtype import DType
-from rlx.kernels.machines import AVX2, NEON, SSE2, host, runs_here
+from rlx.kernels.ir.loop_ir import For, walk
+from rlx.kernels.machines import AVX2, AVX512, NEON, SSE2, host, runs_here
 from rlx.ops.nn.convolution import Conv, ConvTranspose2d
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardInput, Conv2dBackwardWeight
 
@@ -203,3 +204,27 @@ def test_sizes_that_only_the_run_knows(groups):
     for n, h, v in ((1, 3, 9), (2, 6, 2), (0, 2, 2)):
         x, dy = normal(n, 4, h, 2 * v), normal(n, 8, h, v, seed=2)
         close(backward(x, dy)[0], gradient.eval(x, dy), 4e-6)
+
+
+# Output channels and positions that leave every number of rows and of vectors for the last tile.
+WIDTHS = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 130)
+
+
+@pytest.mark.parametrize(("channels", "width"), [*zip(range(1, len(WIDTHS) + 1), WIDTHS)])
+def test_there_is_code_for_the_tiles_that_blocks_of_known_sizes_meet(channels, width):
+    check((1, 2), (1, 1), (0, 0), (1, 1), 1, (1, channels + 3, 1, width + 1), channels)
+
+
+def tiles_of(channels, width):
+    """How many register tiles the code of a convolution has."""
+    op = Conv((1, 3), (1, 1), (0, 1), (1, 1), 1)
+    program = Program(op, ((1, 4, 1, width), "f32"), ((channels, 4, 1, 3), "f32"), kinds=["conv"])
+    [made] = program.kernels(AVX512)
+    loops = [s for s in walk(made.kernel.body) if isinstance(s, For) and s.index.name.startswith("p")]
+    return sum(bool(loop.carried) for loop in loops)
+
+
+def test_a_convolution_of_known_sizes_has_no_code_for_tiles_that_it_does_not_meet():
+    assert tiles_of(12, 64) == 1
+    assert tiles_of(13, 64) == 2  # whole tiles of 6 rows, and one row
+    assert tiles_of(13, "W") == 6  # these two with 1, 2 and 4 vectors

@@ -14,7 +14,7 @@ from rlx.kernels.cpu.matmul.matmul import Epilogue, Matrix, Product, matmul_kern
 from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.emit.llvm_emit import emit_llvm
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import FLOATS, HALVES, Kernel
+from rlx.kernels.ir.loop_ir import FLOATS, HALVES, Kernel, LoopKind
 from rlx.kernels.ir.operations import MATH
 from rlx.kernels.ir.verify import verify
 from rlx.kernels.legalize import legalize
@@ -36,6 +36,20 @@ def linear(machine: Machine) -> Kernel:
     bias = Matrix("bias", F32, 0)
     a, b, c = Matrix("a", F32, 64), Matrix("b", F32, 48), Matrix("c", F32, 48)
     return matmul_kernel("linear", machine, Product("m", 48, 64, a, b, c, Epilogue((expr,), (bias,))))
+
+
+def test_a_kernel_without_anything_to_replace_is_legal_as_it_is():
+    machine = AVX512
+    product, gelu = linear(machine), gelu_map(machine)
+    assert legalize(product, machine) is product
+    assert legalize(gelu, machine) is not gelu
+    k = KernelBuilder("walks")
+    y, n = k.pointer("y", F32, write=True), k.index("n")
+    with k.parallel("block", 4), k.loop_of(LoopKind.WALK, "i", 0, n) as walk_over:
+        k.store(y, walk_over.index, k.const(1.0, F32))
+        walk_over.next()
+    kernel = k.build()
+    assert legalize(kernel, machine) is not kernel
 
 
 def block_sum() -> Kernel:

@@ -118,7 +118,10 @@ def _took_text(args: argparse.Namespace, late: list[str]) -> bool:
 UNEXPECTED = "an unexpected"
 _LONGEST_LINE = 1500
 # What commands call, and what the errors of those begin with.
-_METHODS = ("complete", "stream", "generate", "chat", "embed", "load", "load_encoder", "pull", "convert", "quantize")
+_METHODS = (
+    *("complete", "stream", "generate", "chat", "embed", "load", "load_encoder", "load_seq2seq"),
+    *("pull", "convert", "quantize"),
+)
 
 
 def _failed(command: str, message: str) -> int:

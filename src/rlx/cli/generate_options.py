@@ -8,16 +8,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.cli.arguments import add_device_argument, not_negative, positive, read_text, threads
 from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
+from rlx.models.config_hf_seq2seq import is_seq2seq
 from rlx.models.decoder import MODEL_ACTIVATIONS
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
+from rlx.models.model_files import read_json
 from rlx.models.pull import find_model
 from rlx.models.writing_options import OPTIONS
+
+if TYPE_CHECKING:
+    from rlx.models.seq2seq_model import Seq2SeqModel
 
 # Where it is not the first letter of the option.
 _METAVARS = {"top_k": "K", "top_p": "P", "min_p": "P"}
@@ -120,6 +125,21 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
             mmap=not args.no_mmap,
             adapter=args.adapter or None,
         )
+
+
+def load_writer(args: argparse.Namespace) -> LanguageModel | Seq2SeqModel:
+    """A model that continues a text, or one that reads a text and writes another."""
+    path = find_model(args.model)
+    config = path / "config.json"
+    if not config.is_file() or not is_seq2seq(read_json(config)):
+        return load_model(args)
+    if args.adapter or args.kv_dtype != "f32":
+        raise RlxError(f"{args.model} reads one text and writes another: --adapter and --kv-dtype are not for it")
+    from rlx.models.seq2seq_model import load_seq2seq  # most models are language models
+
+    activations = "f32" if args.activations == "auto" else args.activations
+    with Waiting(f"loading {args.model}"):
+        return load_seq2seq(path, args.device, args.threads, args.weights, activations, not args.no_mmap)
 
 
 def print_pieces(pieces: Pieces, may_stop: bool = False) -> Completion:

@@ -7,7 +7,7 @@ The data structure lives here. The vocabulary that builds it (`g.matmul`, `g.lay
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -101,7 +101,7 @@ class Graph(GraphBuilders):
         self._frozen = False
         self._frozen_nesting: int | None = None
         self._frozen_symbols: tuple[str, ...] | None = None
-        self._origin: NodeOrigin | None = None
+        self._origin: NodeOrigin | Callable[[], NodeOrigin] | None = None
 
     # Reading
 
@@ -211,7 +211,7 @@ class Graph(GraphBuilders):
             self._leaf_ids[op.key] = node_id
             name = name or op.key
         if origin is None:
-            origin = self._origin or NodeOrigin.here()
+            origin = self._origin() if callable(self._origin) else self._origin or NodeOrigin.here()
         node = Node(node_id, op, ids, shapes, name, origin)
         self.nodes.append(node)
         return node
@@ -338,8 +338,9 @@ class Graph(GraphBuilders):
         return nesting
 
     @contextmanager
-    def originating(self, origin: NodeOrigin | None) -> Iterator[None]:
-        """Nodes appended inside get this provenance instead of the caller's source line."""
+    def originating(self, origin: NodeOrigin | Callable[[], NodeOrigin] | None) -> Iterator[None]:
+        """Nodes appended inside get this provenance instead of the caller's source line; a function is asked for it
+        whenever a node is appended."""
         previous, self._origin = self._origin, origin
         try:
             yield

@@ -18,7 +18,20 @@ from rlx.compile.claims.legalize import LegalizeError
 from rlx.errors import BackendError
 from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.kernels.ir.builder import Fold, KernelBuilder
-from rlx.kernels.ir.loop_ir import INDEX, Attr, Buffer, Kernel, Let, LoopKind, Operand, Value, ValueType, walk
+from rlx.kernels.ir.loop_ir import (
+    INDEX,
+    Attr,
+    Buffer,
+    For,
+    Kernel,
+    Let,
+    LoopKind,
+    Operand,
+    Statement,
+    Value,
+    ValueType,
+    walk,
+)
 from rlx.kernels.ir.operations import MATH, REDUCTIONS
 from rlx.kernels.ir.rewrite import copy_into
 from rlx.kernels.machines import Machine
@@ -42,8 +55,9 @@ from rlx.kernels.math.vector_trig import atan, cos, sin, tan
 
 
 def legalize(kernel: Kernel, machine: Machine) -> Kernel:
-    """The same kernel in operations that an emitter for the target takes."""
-    return copy_into(kernel, _LegalBuilder(kernel.name, machine))
+    """The same kernel in operations that an emitter for the target takes; the kernel itself where it has no others."""
+    builder = _LegalBuilder(kernel.name, machine)
+    return kernel if all(map(builder.takes, walk(kernel.body))) else copy_into(kernel, builder)
 
 
 class KernelRefused(LegalizeError):
@@ -95,6 +109,12 @@ class _LegalBuilder(KernelBuilder):
     def has_f64(self) -> bool:
         return self.machine.has_f64
 
+    def takes(self, statement: Statement) -> bool:
+        """Whether a statement is copied as it stands."""
+        if isinstance(statement, Let):
+            return self._expansion(statement.op, statement.args, statement.attr) is None
+        return not (isinstance(statement, For) and statement.kind is LoopKind.WALK)
+
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         expansion = self._expansion(op, args, attr)
         return super().pure(op, args, attr) if expansion is None else expansion(self, *args)
@@ -126,6 +146,8 @@ class _LegalBuilder(KernelBuilder):
             lanes = args[0].lanes // 4 if op == "byte_pairs" else args[0].lanes
             return None if lanes in self.machine.pair_lanes else _PAIRS[op]
         if op == "dot2":
+            if args[0].dtype is DType.I32:
+                return None if args[0].lanes in self.machine.pair_lanes else word_dot2_by_halves
             return None if args[0].lanes in self.machine.dot2_lanes else dot2_by_halves
         if op != "cast":
             return None
@@ -257,6 +279,13 @@ def dot2_by_halves(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
     even = [k.bitcast(word << 16, DType.F32) for word in words]
     odd = [k.bitcast(word & -(1 << 16), DType.F32) for word in words]
     return k.fma(odd[0], odd[1], k.fma(even[0], even[1], total))
+
+
+def word_dot2_by_halves(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
+    """The lower and the upper half of every word of 32 bits."""
+    words = [k.bitcast(x, ValueType(DType.I32, total.lanes)) for x in (a, b)]
+    low, high = (operator.mul(*halves) for halves in ([(w << 16) >> 16 for w in words], [w >> 16 for w in words]))
+    return total + (low + high)
 
 
 def reduce_lanes(k: KernelBuilder, op: str, vector: Value) -> Value:

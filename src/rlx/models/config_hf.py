@@ -38,7 +38,8 @@ def _unsupported(family: str) -> FormatError:
     return FormatError(
         f"config.json: model_type {family!r} is not a supported language model; "
         f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
-        f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, Whisper with rlx.load_speech"
+        f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, T5 and its like with "
+        "rlx.load_seq2seq, Whisper with rlx.load_speech"
     )
 
 

@@ -52,6 +52,16 @@ def require_tokenizers() -> None:
         raise RlxError("tokenizers is needed to turn text into tokens; pip install 'rlx[llm]'") from None
 
 
+class EncodedPair(NamedTuple):
+    """The tokens of a text, or of two that belong together: ids, to which text each belongs, where it stands in that
+    text, and whether it stands for no part of it."""
+
+    ids: list[int]
+    types: list[int]
+    places: list[tuple[int, int]]
+    is_special: list[bool]
+
+
 class Tokenizer:
     """A model's vocabulary and rules. Encoding the same text always gives the same ids; threads may share one."""
 
@@ -171,6 +181,26 @@ class Tokenizer:
             return found
         return [i if len(i) <= max_length else self._cut(t, add_special, max_length) for i, t in zip(found, texts)]
 
+    def encode_pair(self, text: str, second: str | None = None, max_length: int | None = None) -> EncodedPair:
+        """The tokens of a text, or of a pair of texts, as the model reads them. Where they do not fit, the longer text
+        is cut, and both once they are equally long."""
+        for given in (text, second):
+            if not isinstance(given, str | None) or text is None:
+                raise RlxError(f"encode_pair: text must be str, got {type(given).__name__}")
+        one = self._backend.encode(_valid(text), add_special_tokens=False)
+        two = None if second is None else self._backend.encode(_valid(second), add_special_tokens=False)
+        if max_length is not None:
+            extra = self._backend.num_special_tokens_to_add(two is not None)
+            if max_length < extra:
+                raise RlxError(f"encode: max_length must leave room for {extra} special tokens, got {max_length}")
+            kept = _shares(len(one.ids), 0 if two is None else len(two.ids), max_length - extra)
+            one.truncate(kept[0])
+            if two is not None:
+                two.truncate(kept[1])
+        found = self._backend.post_process(one, two, True)
+        marks = [bool(mark) for mark in found.special_tokens_mask]
+        return EncodedPair(list(found.ids), list(found.type_ids), list(found.offsets), marks)
+
     def _cut(self, text: str, add_special: bool, max_length: int) -> list[int]:
         """As many ids of the text as fit, with the special tokens around them."""
         extra = self._backend.num_special_tokens_to_add(False) if add_special else 0
@@ -260,6 +290,21 @@ class StreamDecoder:
             self._context += held
         # Later tokens without text, such as skipped special ones, change nothing for what follows.
         return piece
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens are kept of two texts that share a room: all of the shorter one while there is room.
+
+    >>> _shares(3, 9, 8), _shares(9, 9, 7), _shares(9, 0, 4)
+    ((3, 5), (3, 4), (4, 0))
+    """
+    if first + second <= room:
+        return first, second
+    short, long = sorted((first, second))
+    if short > room // 2:
+        short = room // 2
+    kept = (short, min(long, room - short))
+    return kept if first <= second else (kept[1], kept[0])
 
 
 def _valid(text: str) -> str:

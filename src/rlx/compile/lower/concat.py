@@ -33,10 +33,8 @@ def done_to_parts(
     The joined value has no other reader. Everything else that the node reads is at hand: a product whose epilogue this
     would be should not be stored instead.
     """
-    if not generator.is_pointwise(graph, node):
-        return None
     joined = [k for k, x in enumerate(operands) if _is_joined(x, node)]
-    if len(joined) != 1:
+    if len(joined) != 1 or not generator.is_pointwise(graph, node):
         return None
     (number,) = joined
     if len(uses[node.inputs[number]]) != 1 or node.inputs[number] in graph.outputs:
@@ -63,7 +61,8 @@ def done_to_parts(
 
 
 def _is_joined(x: Tensor, node: Node) -> bool:
-    return isinstance(x.node.op, Concat) and len(x.node.inputs) <= MAX_PARTS and x.shape == node.shape.dims
+    joined = x.node
+    return isinstance(joined.op, Concat) and len(joined.inputs) <= MAX_PARTS and joined.shape.dims == node.shape.dims
 
 
 def _is_at_hand(x: Tensor) -> bool:

@@ -59,19 +59,23 @@ def rebuild(
     ids = {} if ids is None else ids
     # Results of replaced nodes that had several; their projections pick from here.
     replaced: dict[NodeId, tuple[Tensor, ...]] = {}
-    with building(new):
+    node: Node
+
+    def origin() -> NodeOrigin:
+        """Asked for what is appended in the place of `node`: most nodes are copied as they are."""
+        if pass_name is None:
+            return node.origin or NodeOrigin.here()
+        return (node.origin or NodeOrigin()).rewritten(pass_name, node.op)
+
+    with building(new), new.originating(origin):
         for node in graph.nodes:
             if isinstance(node.op, Project) and node.inputs[0] in replaced:
                 ids[node.id] = replaced[node.inputs[0]][node.op.index].id
                 continue
             replacement = None
             if not isinstance(node.op, Project):
-                origin = node.origin
-                if pass_name is not None:
-                    origin = (origin or NodeOrigin()).rewritten(pass_name, node.op)
                 start = len(new)
-                with new.originating(origin):
-                    replacement = visit(node, [Tensor(new, ids[i]) for i in node.inputs])
+                replacement = visit(node, [Tensor(new, ids[i]) for i in node.inputs])
             if replacement is None:
                 # Replacements have the types of what they replace, so a copied node keeps its own.
                 ids[node.id] = new.append_copy(node, [ids[i] for i in node.inputs])

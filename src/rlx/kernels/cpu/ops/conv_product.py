@@ -7,6 +7,7 @@ are. In the adjoint of a convolution with strides, positions are computed togeth
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.tiles import in_vectors
 from rlx.kernels.cpu.ops import OpSite
 from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines, plain_axis
-from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
+from rlx.kernels.cpu.ops.conv_tiles import BlockParts, ConvTiles, Panel, RowOperand, Step, part_sizes
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import Value
 from rlx.kernels.specs.expr import compute_dtype
@@ -55,7 +56,7 @@ class ConvProduct:
         self.step = k.as_index(self.shape.columns)
         self.pitch = self.shape.columns + self.shape.lanes
         self.panel = k.local("panel", self.acc, self.shape.depth * self.pitch + self.shape.lanes)
-        self.tiles = ConvTiles(k, self.shape, self.acc, Panel(self.panel, self.pitch))
+        self.tiles = ConvTiles(k, self.shape, self.acc, Panel(self.panel, self.pitch), self._parts())
         self.places = k.local("places", DType.I64, self.shape.depth) if is_backward else None
         size = self.shape.rows * self.shape.depth
         self.copied = k.local("weights", self.acc, size) if is_backward and self._reads_weights_once() else None
@@ -81,6 +82,24 @@ class ConvProduct:
             return shape.rows
         count = min(counts, key=lambda n: (-(-tiles // n) * n, -n))
         return -(-tiles // count) * shape.tile_rows
+
+    def _parts(self) -> BlockParts:
+        """The rows and columns of blocks, as `build` and `axes` cut them."""
+        _, writes, *sizes = self.y.shape.dims
+        rows = None
+        if isinstance(writes, int):
+            tiles = -(-(writes // self.op.groups) // self.shape.tile_rows)
+            blocks = max(1, -(-tiles // (self.shape.rows // self.shape.tile_rows)))
+            rows = part_sizes(writes // self.op.groups, max(1, -(-tiles // blocks)) * self.shape.tile_rows)
+        known = [d for d in sizes if isinstance(d, int)]
+        if len(known) < len(sizes):
+            return BlockParts(rows, None)
+        strides = self.op.stride if self.is_backward else (1,) * len(known)
+        # Positions along each axis of every phase.
+        lengths = [{-(-(d - at) // s) for at in range(s)} for d, s in zip(known, strides)]
+        positions = {max(0, math.prod(phase)) for phase in itertools.product(*lengths)}
+        parts = [part_sizes(count, self.shape.columns) or () for count in positions]
+        return BlockParts(rows, frozenset(itertools.chain.from_iterable(parts)))
 
     def _reads_weights_once(self) -> bool:
         """Whether there are so few positions that weights come from memory, not from a cache."""

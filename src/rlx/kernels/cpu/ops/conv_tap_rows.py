@@ -17,7 +17,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.blocks import BlockShape
 from rlx.kernels.cpu.matmul.tiles import in_vectors, transposed
 from rlx.kernels.cpu.ops import OpSite
-from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
+from rlx.kernels.cpu.ops.conv_tiles import BlockParts, ConvTiles, Panel, RowOperand, Step, part_sizes
 from rlx.kernels.ir.extents import unflatten
 from rlx.kernels.ir.loop_ir import Value
 from rlx.kernels.machines import Machine
@@ -92,7 +92,8 @@ class TapRows:
         self.panel = Panel(k.local("panel", acc, steps * self.shape.columns), self.shape.columns)
         self.places = k.local("places", DType.I64, self.shape.depth)
         self.begins = k.local("begins", DType.I64, self.shape.rows)
-        self.tiles = ConvTiles(k, self.shape, acc, self.panel)
+        parts = BlockParts(part_sizes(self.rows, self.shape.rows), part_sizes(self.writes, self.shape.columns))
+        self.tiles = ConvTiles(k, self.shape, acc, self.panel, parts)
 
     def _shape(self) -> BlockShape:
         """A block: all taps and a few vectors of output channels, or half of the taps where that gives an even number

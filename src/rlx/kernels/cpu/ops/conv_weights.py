@@ -18,7 +18,7 @@ from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.conv_depthwise import DepthwiseWeights, has_planes
 from rlx.kernels.cpu.ops.conv_lines import LineAxis, LinePart, Lines, plain_axis
 from rlx.kernels.cpu.ops.conv_tap_rows import TapRows, tap_axes
-from rlx.kernels.cpu.ops.conv_tiles import ConvTiles, Panel, RowOperand, Step
+from rlx.kernels.cpu.ops.conv_tiles import BlockParts, ConvTiles, Panel, RowOperand, Step, part_sizes
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import FLOATS, Value
 from rlx.kernels.machines import Machine
@@ -69,7 +69,7 @@ class _WeightProduct:
         self.pitch = STEP_POSITIONS + lanes
         self.seen = k.local("seen", self.acc, columns * self.pitch + lanes)
         self.panel = Panel(k.local("panel", self.acc, self.pitch * columns), columns)
-        self.tiles = ConvTiles(k, self.shape, self.acc, self.panel)
+        self.tiles = ConvTiles(k, self.shape, self.acc, self.panel, self._parts())
         settings = zip(site.op.kernel_size, site.op.stride, site.op.dilation, site.op.padding)
         sizes = zip(settings, self.x.dims[2:], self.dy.dims[2:])
         axes = [LineAxis(k.as_index(n), p, x, s, d, k.as_index(-low)) for (n, s, d, low), x, p in sizes]
@@ -84,6 +84,17 @@ class _WeightProduct:
         each = writes // self.op.groups
         blocks = -(-(reads // self.op.groups) // self.channels) * -(-each // shape.rows) * self.op.groups
         return shape.rows if blocks >= FEW_BLOCKS else max(1, -(-each // (2 * shape.tile_rows))) * shape.tile_rows
+
+    def _parts(self) -> BlockParts:
+        """The rows and columns of blocks, as `build` cuts them."""
+        writes, reads = (slab.shape.dims[1] // self.op.groups for slab in (self.dy, self.x))
+        tile_rows, rows = self.shape.tile_rows, None
+        if isinstance(writes, int):
+            tiles = -(-writes // tile_rows)
+            blocks = max(1, -(-tiles // (self.shape.rows // tile_rows)))
+            rows = part_sizes(writes, max(1, -(-tiles // blocks)) * tile_rows)
+        channels = part_sizes(reads, self.channels)
+        return BlockParts(rows, None if channels is None else {c * self.taps for c in channels})
 
     def build(self) -> None:
         k, shape = self.k, self.shape
