@@ -179,6 +179,7 @@ _UNSHOWN = frozenset(
         "custom_gradient",
         "device_get",
         "flatten_util",
+        "gated_delta_net_carry",
         "image",
         "linear_transpose",
         "tree_util",
