@@ -89,3 +89,14 @@ def test_thin_modules_have_what_they_stand_for():
     assert rlx.gguf.open_gguf is rlx.formats.gguf.open_gguf
     assert rlx.linalg.solve is rlx.numpy.linalg.solve
     assert rlx.quant.QuantScheme is rlx.QuantScheme
+
+
+@pytest.mark.parametrize(
+    "name", ["formats.gguf.open_gguf", "formats.safetensors.write_safetensors", "formats.onnx.write_onnx"]
+)
+def test_formats_are_there_after_import_rlx(name):
+    """In a process of its own, where nobody else has loaded them."""
+    code = f"import rlx; assert callable(rlx.{name}); assert {name.split('.')[1]!r} in dir(rlx.formats)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="formats are gguf, onnx, safetensors"):
+        rlx.formats.gguff  # noqa: B018

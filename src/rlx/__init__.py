@@ -178,6 +178,7 @@ _UNSHOWN = frozenset(
         "compat",
         "custom_gradient",
         "device_get",
+        "collective_over_leading_axis",
         "flatten_util",
         "gated_delta_net_carry",
         "image",
