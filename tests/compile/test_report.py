@@ -24,6 +24,7 @@ from rlx.compile.report.report import CompileReport
 from rlx.errors import BindingError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot
+from rlx.ir.text.pretty import human_bytes
 
 relaxed = settings(max_examples=30)
 
@@ -45,6 +46,19 @@ def test_a_report_is_text():
         "  matmul  native                   matmul + add + gelu",
         "  matmul  native                   matmul + add",
     ]
+
+
+def test_the_size_of_the_arena_is_a_formula_or_a_number():
+    """Sizes of many symbols would be a page of arithmetic: those are told for some numbers."""
+    short = rlx.Graph("short")
+    x = short.input("x", ("B", 64), "f32")
+    short.set_outputs([(x @ np.ones((64, 8), "f4")) @ np.ones((8, 8), "f4")])
+    assert rlx.Session("cpu").compile(short).report.splitlines()[0].endswith("; arena 64*ceildiv(32*B, 64) bytes")
+    report = rlx.load("tiny").report
+    sizes = report.drawn_sizes()
+    bound = human_bytes(report.lir.buffers.bind(sizes).arena_size)
+    named = ", ".join(f"{name}={n}" for name, n in sizes.items())
+    assert report.splitlines()[0].endswith(f"; arena {bound} for {named}")
 
 
 def test_sessions_give_reports():

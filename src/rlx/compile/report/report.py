@@ -29,8 +29,11 @@ from rlx.ir.lir import LirKernel, LirModule
 from rlx.ir.provenance import SourceLocation, node_label
 from rlx.ir.rewrite.passes import PassRecord
 from rlx.ir.shape import Size
+from rlx.ir.text.pretty import human_bytes
 
 Where = Callable[[Graph, LirKernel], str]
+# Characters of a size that a line has room for.
+_LONGEST_SIZE = 60
 
 
 class KernelRow(NamedTuple):
@@ -192,9 +195,19 @@ def _text(lir: LirModule, device: str, where: Where) -> str:
     graph, steps = lir.as_graph(), steps_of(lir)
     counts = Counter(k.kind for k in steps)
     summary = ", ".join(f"{n} {kind}" for kind, n in counts.items())
-    lines = [f"{device}: @{lir.name}, {summary or 'no kernels'}; arena {lir.arena_size} bytes"]
+    lines = [f"{device}: @{lir.name}, {summary or 'no kernels'}; arena {_arena(lir)}"]
     lines += [f"  {k.kind:7} {where(graph, k):24} {' + '.join(_ops(graph, k))}" for k in steps]
     return "\n".join(lines) + "\n"
+
+
+def _arena(lir: LirModule) -> str:
+    """The size of the arena for all sizes of the program, or for some where that would be a page of arithmetic."""
+    size = str(lir.arena_size)
+    if len(size) <= _LONGEST_SIZE:
+        return f"{size} bytes"
+    sizes = drawn_binding(lir.dynamic_symbols(), None)
+    bound = lir.buffers.bind(sizes).arena_size
+    return f"{human_bytes(bound)} for {', '.join(f'{name}={n}' for name, n in sizes.items())}"
 
 
 def _int8_text(found: CompileFindings | None) -> str:
