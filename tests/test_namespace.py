@@ -13,12 +13,18 @@ import rlx
 from rlx import ops
 from rlx.errors import RlxError
 from rlx.foreign_names import INSTEAD
+from rlx.models.language_model import LanguageModel
+from rlx.models.text_encoder import TextEncoder
+from rlx.onnx import OnnxModel
 
 MODULE_MAP = [
     *("ir", "opt", "driver", "runtime", "macros", "gguf", "bench", "sparse"),
     *("splat", "linalg", "cortexm", "fpga", "quant", "ops", "autodiff", "prelude"),
 ]
 NOT_YET = ["fpga"]
+
+
+MODELS = {"LanguageModel": LanguageModel, "TextEncoder": TextEncoder, "OnnxModel": OnnxModel}
 
 
 def test_what_is_shown():
@@ -62,9 +68,12 @@ def test_names_that_are_not_shown_still_work():
 @pytest.mark.parametrize("owner", INSTEAD)
 def test_names_of_other_libraries_say_what_to_write(owner):
     root = Path(__file__).parent.parent
-    holders = (
-        [rlx.numpy.ones(2), rlx.Graph("g").input("x", (2,))] if owner == "Array" else [importlib.import_module(owner)]
-    )
+    if owner == "Array":
+        holders = [rlx.numpy.ones(2), rlx.Graph("g").input("x", (2,))]
+    elif owner in MODELS:
+        holders = [MODELS[owner].__new__(MODELS[owner])]
+    else:
+        holders = [importlib.import_module(owner)]
     for name, (instead, page) in INSTEAD[owner].items():
         assert (root / page).is_file()
         for holder in holders:

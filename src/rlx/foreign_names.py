@@ -11,7 +11,7 @@ _SEED = "keys: rlx.random.normal(rlx.random.key(0), shape)"
 _LOAD = 'rlx.load("model.gguf")'
 _TO_DEVICE = 'rlx.device_put(x, "cuda"), or rlx.jit(f, device="cuda")'
 
-# Of modules, and of "Array": the name -> what to write, and the page that says more.
+# Of modules, and of the values in `_OWNERS`: the name -> what to write, and the page that says more.
 INSTEAD: dict[str, dict[str, tuple[str, str]]] = {
     "rlx": {
         "tensor": ("rlx.numpy.asarray(values)", _TORCH),
@@ -98,12 +98,38 @@ INSTEAD: dict[str, dict[str, tuple[str, str]]] = {
         "long": ('x.astype("i64")', _TORCH),
         "realize": ("nothing: results are there when a call returns", _TINY),
     },
+    "LanguageModel": {
+        "create_completion": ("lm.generate(text, max_tokens)", _LLAMA),
+        "create_chat_completion": ("lm.chat(messages)", _LLAMA),
+        "create_embedding": ("lm.embed(texts)", _LLAMA),
+        "tokenize": ("lm.tokenizer.encode(text)", _LLAMA),
+        "detokenize": ("lm.tokenizer.decode(ids)", _LLAMA),
+        "to": ('rlx.load(path, device="cuda")', _TORCH),
+        "eval": ("nothing: a loaded model is never in training", _TORCH),
+    },
+    "TextEncoder": {
+        "encode": ("encoder.embed(texts)", "docs/tutorial/10-embeddings.md"),
+        "similarity": ("a @ b.T: vectors have length 1", "docs/tutorial/10-embeddings.md"),
+        "to": ('rlx.load_encoder(path, device="cuda")', _TORCH),
+    },
+    "OnnxModel": {
+        "get_inputs": ("model.inputs, a dict of names and types", _ORT),
+        "get_outputs": ("model.outputs, a list of names", _ORT),
+        "get_providers": ("rlx.devices or `rlx devices`", _ORT),
+    },
+}
+# What is no module, in words.
+_OWNERS = {
+    "Array": "an rlx array",
+    "LanguageModel": "a language model",
+    "TextEncoder": "a text encoder",
+    "OnnxModel": "an ONNX model",
 }
 
 
 def no_attribute(owner: str, name: str) -> NoReturn:
-    """The AttributeError about a name that a module, or an "Array", does not have."""
-    what = "an rlx array" if owner == "Array" else f"module {owner!r}"
+    """The AttributeError about a name that a module, or a value such as an "Array", does not have."""
+    what = _OWNERS.get(owner) or f"module {owner!r}"
     found = INSTEAD.get(owner, {}).get(name)
     hint = "" if found is None else f"; write {found[0]} ({found[1]})"
     raise AttributeError(f"{what} has no attribute {name!r}{hint}", name=name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
+import rlx
 from models.tiny_models import LLAMA, byte_tokenizer, language_model
 from rlx.errors import OpError, RlxError
 from rlx.models.generation import ContextLimitWarning, write
@@ -340,3 +341,18 @@ def test_options_appear_in_help(method):
     shown = pydoc.render_doc(getattr(LanguageModel, method), renderer=pydoc.plaintext)
     for name, option in OPTIONS.items():
         assert re.search(rf"\b{name}\b.* = ", shown) and f"{name}: {option.doc}" in shown
+
+
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [("max_new_tokens", "max_tokens"), ("temp", "temperature"), ("repeat_penalty", "repetition_penalty")],
+)
+def test_options_of_other_libraries_are_answered_with_ours(theirs, ours):
+    with pytest.raises(OpError, match=f"generate: there is no option '{theirs}'; did you mean {ours}\\?"):
+        rlx.load("tiny").generate("a", **{theirs: 1})
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "hi"}, [("user", "hi")]])
+def test_what_is_no_conversation(messages):
+    with pytest.raises(OpError, match="chat: a conversation is a text or a list of messages"):
+        rlx.load("tiny").chat(messages)

@@ -168,7 +168,7 @@ def test_explain_shows_steps_and_times(model, capsys, tmp_path):
     assert page.read_text().count("class='bar'") > 3
     (tmp_path / "g.rlx").write_text("mir @g(%x: f32[2,3]) {\n  %0: f32[2,3] = relu(%x)\n  return %0\n}\n")
     code, _, err = run(capsys, "explain", tmp_path / "g.rlx", "--profile")
-    assert code == 1 and "--profile is for models" in err
+    assert code == 1 and "--profile is for language models" in err
 
 
 def test_devices_names_the_cpu(capsys):

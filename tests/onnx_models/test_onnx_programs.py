@@ -9,7 +9,7 @@ import rlx
 import rlx.onnx
 from onnx_models.one_op import graph, model, value
 from rlx.errors import BindingError, FormatError, RlxError, ShapeError, UnsupportedOnnx
-from rlx.formats.onnx import make_node, make_tensor, open_onnx, write_onnx
+from rlx.formats.onnx import FLOAT, OnnxGraph, OnnxValue, make_node, make_tensor, open_onnx, write_onnx
 
 rng = np.random.default_rng(5)
 
@@ -346,3 +346,13 @@ def test_language_models_are_told_where_onnx_files_go(tmp_path):
     (tmp_path / "m.onnx").write_bytes(heads()[0])
     with pytest.raises(FormatError, match=r"this is an ONNX model; rlx\.onnx\.load reads it"):
         rlx.load(tmp_path / "m.onnx")
+
+
+def test_inputs_in_the_wrong_way(tmp_path):
+    x, y = OnnxValue("x", FLOAT, (2,)), OnnxValue("y", FLOAT, (2,))
+    write_onnx(tmp_path / "m.onnx", OnnxGraph("m", [make_node("Relu", ["x"], ["y"])], {}, [x], [y]))
+    relu, array = rlx.onnx.load(tmp_path / "m.onnx"), np.ones(2, "f4")
+    with pytest.raises(BindingError, match=r"inputs are given by name, as run\(\{'x': \.\.\.\}\), got ndarray"):
+        relu.run(array)
+    with pytest.raises(BindingError, match=r"a call takes arrays, in the order of the inputs; run\(\) has names"):
+        relu({"x": array})

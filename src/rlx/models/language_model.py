@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
 from rlx.errors import OpError
+from rlx.foreign_names import no_attribute
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, MODEL_ACTIVATIONS, DecoderProgram, build_decoder
@@ -150,6 +151,13 @@ class DecodeSession:
 
 class LanguageModel:
     """A compiled model with its weights and tokenizer. Threads may share one."""
+
+    # Type checkers must go on to find names that do not exist.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not there; other libraries may have it under this name."""
+            no_attribute("LanguageModel", name)
 
     def __init__(
         self,
@@ -315,6 +323,9 @@ class LanguageModel:
         """The prompt of a conversation, by the model's own template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
+            wanted = "a text or a list of messages, [{'role': .., 'content': ..}]"
+            raise OpError(f"chat: a conversation is {wanted}, got {messages!r:.80}")
         from rlx.models import chat_template_process  # most models are never talked to
 
         # What renders the template starts while the tokenizer is made.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
 from rlx.errors import BindingError, FormatError, OpError
+from rlx.foreign_names import no_attribute
 from rlx.models import encoder_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
@@ -143,6 +144,13 @@ def batches(lengths: Sequence[int], most: int) -> list[list[int]]:
 class TextEncoder:
     """A compiled encoder with its weights and tokenizer. Threads may share one."""
 
+    # Type checkers must go on to find names that do not exist.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not there; other libraries may have it under this name."""
+            no_attribute("TextEncoder", name)
+
     def __init__(
         self,
         config: EncoderConfig,
@@ -228,6 +236,8 @@ class TextEncoder:
         if batch_size < 1:
             raise OpError(f"embed: batch_size must be at least 1, got {batch_size}")
         many = [texts] if isinstance(texts, str) else list(texts)
+        if (wrong := next((text for text in many if not isinstance(text, str)), "")) != "":
+            raise OpError(f"embed: texts must be texts, got {wrong!r:.80}")
         before = self._prompts.chosen(prompt, prompt_name)
         ids = self.token_ids([before + text for text in many]) if many else []
         vectors, done = np.empty((len(ids), self.dimension), np.float32), 0

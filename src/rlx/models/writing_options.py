@@ -58,6 +58,17 @@ OPTIONS: dict[str, Option] = {
 }
 
 
+# What transformers, llama.cpp and others call options and arguments of ours.
+_OTHER_NAMES = {
+    **dict.fromkeys(("max_new_tokens", "n_predict", "max_length", "num_predict"), "max_tokens"),
+    **dict.fromkeys(("temp", "do_sample"), "temperature"),
+    **dict.fromkeys(("repeat_penalty", "rep_pen"), "repetition_penalty"),
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "stop"),
+    **dict.fromkeys(("json_schema", "response_format", "grammar"), "schema"),
+    "num_return_sequences": "n",
+}
+
+
 class ReadOptions(NamedTuple):
     """Options that were checked."""
 
@@ -73,7 +84,7 @@ def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
         if name not in OPTIONS:
             import difflib  # only where something is wrong
 
-            near = difflib.get_close_matches(name, OPTIONS, 1)
+            near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, OPTIONS, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise OpError(f"{caller}: there is no option {name!r}; {hint}options are {', '.join(OPTIONS)}")
     options = {name: given.get(name, option.default) for name, option in OPTIONS.items()}

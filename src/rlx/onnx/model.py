@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlx.errors import BindingError, RlxError
+from rlx.foreign_names import no_attribute
 from rlx.formats.onnx import OnnxFile, OnnxTensor, open_onnx, read_onnx
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import Dim, bind_dim
@@ -58,6 +59,13 @@ class _Compiled(NamedTuple):
 
 class OnnxModel:
     """A model that was read from ONNX. It is compiled at its first run, once for all of its open sizes."""
+
+    # Type checkers must go on to find names that do not exist.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not there; other libraries may have it under this name."""
+            no_attribute("OnnxModel", name)
 
     def __init__(self, file: OnnxFile, session: Session, sizes: Mapping[str, int]) -> None:
         self._file, self._session = file, session
@@ -131,13 +139,20 @@ class OnnxModel:
             raise BindingError(
                 f"{self._file.path} takes {len(self._builder.inputs)} inputs, got {len(arrays)}: {self!r}"
             )
+        if any(isinstance(array, Mapping) for array in arrays):
+            raise BindingError(f"{self._file.path}: a call takes arrays, in the order of the inputs; run() has names")
         results = self.run(dict(zip(self._builder.inputs, arrays)))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> list[Any]:
         """The outputs, in their order, for inputs by name."""
-        given: dict[str, Any] = {**(inputs or {}), **more}
         wanted = self._builder.inputs
+        if inputs is not None and not isinstance(inputs, Mapping):
+            name = next(iter(wanted), "x")
+            raise BindingError(
+                f"{self._file.path}: inputs are given by name, as run({{{name!r}: ...}}), got {type(inputs).__name__}"
+            )
+        given: dict[str, Any] = {**(inputs or {}), **more}
         if given.keys() != wanted.keys():
             missing, extra = [n for n in wanted if n not in given], [n for n in given if n not in wanted]
             said = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"unknown: {', '.join(extra)}"] * bool(extra)
