@@ -104,18 +104,7 @@ def fit(
     callbacks = [callbacks] if callable(callbacks) else list(callbacks)
     _check_settings(steps, save_every, evaluate, evaluate_every, patience)
     folder = None if out is None else folder_of(out)
-    saved: dict[str, Any] = {}
-    if folder is not None:
-        with writing_to(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(folder)
-        if checkpoint_files(folder):
-            if not resume:
-                raise TrainingError(
-                    f"{folder}: there are checkpoints of an earlier run; resume, or choose another folder"
-                )
-            state, info = load_checkpoint(folder, state)
-            saved = info.extra
+    state, saved = (state, {}) if folder is None else _begun(folder, state, resume)
     first = int(state.step)
     # Of many processes only the first one writes what all of them know.
     told = folder if process_index() == 0 else None
@@ -152,13 +141,32 @@ def fit(
     finally:
         line.end()
         run.journal.close()
-    points = [(row["step"], math.nan if row["loss"] is None else row["loss"]) for row in run.journal.rows]
-    has_curve = any(math.isfinite(loss) for _, loss in points)
-    if has_curve and told is not None:
-        write_curve(told / "loss.png", points)
-    if has_curve and line.on:
-        print(curve_text(points), file=sys.stderr)
+    _draw(run.journal.rows, told, line.on)
     return FitResult(run.state, run.journal.rows, run.best.row, reason)
+
+
+def _begun(folder: Path, state: TrainState, resume: bool) -> tuple[TrainState, dict[str, Any]]:
+    """The state that a run in a folder begins with, and what else its newest checkpoint holds."""
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+    if not checkpoint_files(folder):
+        return state, {}
+    if not resume:
+        raise TrainingError(f"{folder}: there are checkpoints of an earlier run; resume, or choose another folder")
+    loaded, info = load_checkpoint(folder, state)
+    return loaded, info.extra
+
+
+def _draw(rows: Sequence[Mapping[str, Any]], folder: Path | None, on_terminal: bool) -> None:
+    """The losses as a curve, if there are any."""
+    points = [(row["step"], math.nan if row["loss"] is None else row["loss"]) for row in rows]
+    if not any(math.isfinite(loss) for _, loss in points):
+        return
+    if folder is not None:
+        write_curve(folder / "loss.png", points)
+    if on_terminal:
+        print(curve_text(points), file=sys.stderr)
 
 
 def _is_true(answer: object) -> bool:
