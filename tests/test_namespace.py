@@ -109,3 +109,18 @@ def test_formats_are_there_after_import_rlx(name):
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="formats are gguf, onnx, safetensors"):
         rlx.formats.gguff  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("jitt", "Did you mean: 'jit'?"),
+        ("nn.soft_max", "Did you mean: 'softmax'?"),
+        ("numpy.concatenat", "Did you mean: 'concatenate'?"),
+        ("nn.Linear", "; write rlx.nn.dense(features) (docs/coming_from_torch.md)"),
+    ],
+)
+def test_a_misspelled_name_is_answered_with_the_nearest(name, said):
+    """By Python itself, where it shows the error; a name of another library has its answer alone."""
+    run = subprocess.run([sys.executable, "-c", f"import rlx; rlx.{name}"], capture_output=True, text=True)
+    assert run.stderr.rstrip().endswith(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 _TORCH, _JAX, _ORT = "docs/coming_from_torch.md", "docs/coming_from_jax.md", "docs/coming_from_onnx_runtime.md"
@@ -71,8 +72,30 @@ INSTEAD: dict[str, dict[str, tuple[str, str]]] = {
         "MultiheadAttention": ("rlx.nn.self_attention(heads)", _TORCH),
         "ReLU": ("rlx.nn.relu", _TORCH),
         "GELU": ("rlx.nn.gelu", _TORCH),
+        "SiLU": ("rlx.nn.silu", _TORCH),
+        "Tanh": ("rlx.nn.tanh", _TORCH),
+        "Sigmoid": ("rlx.nn.sigmoid", _TORCH),
+        "Softmax": ("rlx.nn.softmax", _TORCH),
+        "Flatten": ("rlx.nn.flatten", _TORCH),
+        "BatchNorm2d": ("rlx.nn.norm_layer, or rlx.nn.batch_norm", _TORCH),
+        "GroupNorm": ("rlx.nn.group_norm", _TORCH),
+        "RMSNorm": ("rlx.nn.norm_layer, or rlx.nn.rms_norm", _TORCH),
+        "MaxPool2d": ("rlx.nn.max_pool(x, window)", _TORCH),
+        "AvgPool2d": ("rlx.nn.avg_pool(x, window)", _TORCH),
         "MSELoss": ("rlx.nn.mse_loss", _TORCH),
         "CrossEntropyLoss": ("rlx.nn.cross_entropy", _TORCH),
+        "BCEWithLogitsLoss": ("rlx.nn.binary_cross_entropy_with_logits", _TORCH),
+        "conv1d": ("rlx.nn.conv", _TORCH),
+        "conv2d": ("rlx.nn.conv", _TORCH),
+        "max_pool2d": ("rlx.nn.max_pool(x, window)", _TORCH),
+        "avg_pool2d": ("rlx.nn.avg_pool(x, window)", _TORCH),
+        "interpolate": ("rlx.image.resize", _TORCH),
+        "pad": ("rlx.numpy.pad", _TORCH),
+        "logsigmoid": ("rlx.nn.log_sigmoid", _TORCH),
+        "hardswish": ("rlx.nn.hard_swish", _TORCH),
+        "hardsigmoid": ("rlx.nn.hard_sigmoid", _TORCH),
+        "hardtanh": ("rlx.nn.hard_tanh", _TORCH),
+        "softsign": ("rlx.nn.soft_sign", _TORCH),
         "functional": ("rlx.nn itself", _TORCH),
     },
     "rlx.optim": {
@@ -132,4 +155,6 @@ def no_attribute(owner: str, name: str) -> NoReturn:
     what = _OWNERS.get(owner) or f"module {owner!r}"
     found = INSTEAD.get(owner, {}).get(name)
     hint = "" if found is None else f"; write {found[0]} ({found[1]})"
-    raise AttributeError(f"{what} has no attribute {name!r}{hint}", name=name)
+    # With the module itself, Python names what is spelled alike when it shows the error.
+    module = None if found else sys.modules.get(owner)
+    raise AttributeError(f"{what} has no attribute {name!r}{hint}", name=name, obj=module)
