@@ -1,9 +1,11 @@
 """`rlx serve`: what programs send that speak OpenAI's interface, and what they get."""
 
 import base64
+import contextlib
 import http.client
 import json
 import socket
+import struct
 import threading
 import time
 import types
@@ -57,7 +59,8 @@ def ask(port, path, body=None, method=None, **headers):
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
-    return answer.status, json.loads(text) if answer.headers["Content-Type"] == "application/json" else text
+    is_json = text and answer.headers["Content-Type"] == "application/json"
+    return answer.status, json.loads(text) if is_json else text
 
 
 def events(text):
@@ -123,6 +126,30 @@ def test_requests_at_the_same_time_do_not_mix(port, lm):
     for thread in threads:
         thread.join()
     assert found == {prompt: lm.generate(prompt, 8) for prompt in prompts}
+
+
+def test_many_connections_at_the_same_moment(lm):
+    """None is turned away before a thread is there for it: here nobody looks until all of them wait."""
+    server = model_server(Service("tiny", lm))
+    with contextlib.ExitStack() as open_until_the_end:
+        open_until_the_end.callback(server.server_close)
+        place = ("127.0.0.1", server.server_port)
+        waiting = [open_until_the_end.enter_context(socket.create_connection(place, timeout=5)) for _ in range(40)]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        open_until_the_end.callback(server.shutdown)
+        for connection in waiting:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert all(connection.recv(15) == b"HTTP/1.1 200 OK" for connection in waiting)
+
+
+def test_a_client_that_breaks_off_is_no_news(port, capfd):
+    for start in (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"GET /v1"):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(start)
+        connection.close()  # with a reset
+    assert ask(port, "/v1/models", method="HEAD")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_whoever_leaves_in_the_middle_harms_nobody(port):

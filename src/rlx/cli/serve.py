@@ -19,6 +19,7 @@ import ipaddress
 import json
 import select
 import socket
+import sys
 from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,12 +98,20 @@ class ModelServer(ThreadingHTTPServer):
     """A thread for each connection; `service` answers."""
 
     daemon_threads = True
+    # Connections that come at the same moment wait here for their thread; the usual 5 would turn others away.
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], service: Service, key: str | None, quiet: bool, origins: Collection[str]
     ) -> None:
         self.service, self.key, self.quiet, self.origins = service, key, quiet, frozenset(origins)
         super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One line about what went wrong, and none about clients that have gone."""
+        error = sys.exc_info()[1]
+        if not self.quiet and not isinstance(error, ConnectionError | TimeoutError):
+            print(f"rlx serve: {client_address[0]}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def model_server(
@@ -149,6 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes POST")
         else:
             self._refuse_path(path)
+
+    # The same without its body, which `_send` leaves out.
+    do_HEAD = do_GET
 
     def do_OPTIONS(self) -> None:
         """What a browser asks before it sends the request of a page."""
@@ -264,7 +276,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _stream(self, documents: Iterator[Document]) -> None:
         """Events as they come; the end of the connection is the end of the answer."""
