@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 import types
@@ -359,6 +360,12 @@ def test_a_model_without_a_template_cannot_chat():
     with running(Service("tiny", rlx.load("tiny"))) as port:
         status, answer = ask(port, "/v1/chat/completions", HELLO)
         assert status == 400 and "no chat template" in answer["error"]["message"]
+
+
+def test_a_missing_package_is_told_at_the_start(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main(["serve", "tiny", "--port", "0"]) == 1
+    assert "tokenizers is needed to turn text into tokens" in capsys.readouterr().err
 
 
 def test_wrong_addresses(port, tmp_path, capsys):

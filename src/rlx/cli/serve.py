@@ -85,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
         lm = load_model(args)
         if args.embedder is not None:
             encoder = load_encoder(args.embedder, args.device, args.threads)
+    # Made now: what is missing for it is told here, and not to every client.
+    for model in (lm, encoder):
+        if model is not None:
+            _ = model.tokenizer
     service = Service(name, lm, encoder, args.parallel)
     with model_server(service, args.host, args.port, key, args.quiet, args.allow_origin) as server:
         host, port = server.server_address[:2]
