@@ -39,8 +39,8 @@ from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWit
 TYPES = FLOATS | HALVES
 # Threads that share a row of scores, and elements that are read together.
 ACROSS, VECTOR = 8, 4
-# Heads whose sums a thread has registers for.
-WIDEST = 512
+# Heads whose sums a thread has registers for; of those that are wider than others, tiles have few rows.
+WIDEST, WIDE = 512, 256
 # Elements that a thread may have on their way to shared memory while it waits for the others.
 EARLY = 32
 
@@ -87,10 +87,12 @@ def has_tiles(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) ->
     rows = q.dims[1 if op.layout.value == "bshd" else -2]
     is_few = isinstance(rows, int) and rows * (op.num_heads // op.kv_heads) <= machine.few_rows
     size = max(compute_dtype(x.dtype).size_bytes for x in (q, k) if x.dtype in TYPES)
-    fits = (
-        max(op.head_dim, width) <= WIDEST and fitting_shape(machine, op.head_dim, width, size, is_gradient) is not None
-    )
-    return fits and (is_gradient or not is_few)
+    widest, shape = max(op.head_dim, width), fitting_shape(machine, op.head_dim, width, size, is_gradient)
+    if shape is None or widest > WIDEST:
+        return False
+    # Blocks of few rows share no keys among each other: there must be many of them.
+    needs_many = widest > WIDE or shape == SHAPES[-1]
+    return is_gradient or not (is_few or (needs_many and not isinstance(rows, int)))
 
 
 def _widens_halves(machine: Machine, operands: Sequence[Shape]) -> bool:
