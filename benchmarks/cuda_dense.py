@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -136,13 +136,22 @@ ATTENTION_SIZES = ((2048, 8), (4096, 4), (8192, 2), (16384, 1))
 
 
 def attention() -> Iterator[Work]:
+    yield from _attentions((128, 64), ATTENTION_SIZES)
+
+
+def narrow_attention() -> Iterator[Work]:
+    """Heads that are not as wide as those of a kernel, which go through the next wider one."""
+    yield from _attentions((96, 80, 40), ATTENTION_SIZES[:2])
+
+
+def _attentions(widths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Iterator[Work]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from rlx import ops
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-    for d in (128, 64):
-        for seq, batch in ATTENTION_SIZES:
+    for d in widths:
+        for seq, batch in sizes:
             for causal in (False, True):
                 heads = 16
                 q, k, v = (randn(batch, heads, seq, d) for _ in range(3))
@@ -334,6 +343,7 @@ GROUPS = {
     "products": products,
     "epilogues": epilogues,
     "attention": attention,
+    "narrow_attention": narrow_attention,
     "attention_ways": attention_ways,
     "split_attention": split_attention,
     "attention_backward": attention_backward,

@@ -29,17 +29,20 @@ def normal(*dims, dtype="f4"):
     return rng.standard_normal(dims).astype(dtype)
 
 
-def run(op, arrays, machine=SM_90A, target="cuda"):
+# A warp to a block: the interpreter runs one thread after the other.
+A_WARP = TileShape(8, 16, 2, 2)
+
+
+def run(op, arrays, machine=SM_90A, target="cuda", shape=A_WARP):
     """The results of one op by its kernel."""
     graph = rlx.Graph("attention")
     result = op(*(graph.input(f"a{i}", Shape(x.shape, DType.of(x.dtype))) for i, x in enumerate(arrays)))
     graph.set_outputs(result if isinstance(result, tuple) else [result])
     lir = CompilePipeline(target).run(graph).lir
     [kernel] = lir.kernels
-    # A warp to a block: the interpreter runs one thread after the other.
     site = OpSite("attention", lir.as_graph(), kernel, machine, lambda size: size, str)
     make = tile_gradients_kernel if isinstance(op, AttentionGradients) else tile_attention_kernel
-    made = make(site, TileShape(8, 16, 2, 2))
+    made = make(site, shape)
     verify(made)
     names = [p.name for p in made.params if isinstance(p, Buffer)]
     results = [np.full(shape.dims, np.nan, shape.dtype.numpy) for shape in map(graph.shape, graph.outputs)]
@@ -160,12 +163,22 @@ def test_other_types_layouts_and_widths():
     check(Attention(2, 6, num_kv_heads=1, mask_kind="bias"), [*operands(), bias])
 
 
+def test_wide_heads():
+    """A thread has one row of each side; where rows are no multiple of what threads bring, they come in pieces."""
+    check(
+        Attention(2, 290, num_kv_heads=1, mask_kind="causal"),
+        operands(depth=290, width=300),
+        shape=TileShape(4, 8, 1, 1),
+    )
+    check(Attention(2, 70, num_kv_heads=1), operands(depth=70, width=90), shape=TileShape(16, 8, 2, 1))
+
+
 @pytest.mark.targets
 def test_amd_gets_the_same():
     check(Attention(2, 6, num_kv_heads=1, mask_kind="causal"), operands(), machine=GFX942, target="rocm")
 
 
-@pytest.mark.parametrize("depth", [64, 128, 256])
+@pytest.mark.parametrize("depth", [64, 128, 256, 512])
 def test_every_width_of_heads_has_a_shape(depth):
     """Also the gradients in f64 as far as a block can share what they need."""
     shapes = [Shape((2, 4, 100, depth), "f32")] * 3

@@ -57,14 +57,20 @@ def launched(monkeypatch):
 
 
 @pytest.fixture
-def assembled(tmp_path):
-    """What ptxas says about a PTX text for Hopper: registers, bytes on the stack, warnings."""
+def ptxas():
+    """The assembler, where there is one."""
     package = importlib.util.find_spec("nvidia")
     folders = package.submodule_search_locations or [] if package is not None else []
     own = sorted(path for folder in folders for path in Path(folder).glob("*/bin/ptxas"))
-    ptxas = str(own[0]) if own else shutil.which("ptxas")
-    if ptxas is None:
+    found = str(own[0]) if own else shutil.which("ptxas")
+    if found is None:
         pytest.skip("ptxas is not installed; `make tools` brings it")
+    return found
+
+
+@pytest.fixture
+def assembled(tmp_path, ptxas):
+    """What ptxas says about a PTX text for Hopper: registers, bytes on the stack, warnings."""
 
     def say(ptx):
         (tmp_path / "kernel.ptx").write_text(ptx)

@@ -72,7 +72,9 @@ def attention_programs() -> list[AttentionProgram]:
     exact = [p._replace(rows="f32") for p in found if p.dtype == "bf16"]
     ways = [p._replace(way="polynomials") for p in found if p.queries > 128 and p.width == 64 and not p.start]
     ways += [p._replace(way="reads ahead") for p in (*found, *exact) if p.queries <= 8]
-    return [*found, *exact, *ways]
+    narrow = [make("bf16", layout, 4, 2, 96, 300, 300, "causal") for layout in ("bhsd", "bshd", "bsm")]
+    narrow += [make("f16", "bshd", 4, 4, width, 200, 900, lengths=(900, 77)) for width in (40, 80, 160)]
+    return [*found, *exact, *ways, *narrow]
 
 
 # What forms of attention are told, by the name of a way.

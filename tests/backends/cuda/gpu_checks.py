@@ -44,6 +44,7 @@ CHECKS = {
     "training": ["--only", "training", "gradients"],
     "one_kernel": ["--only", "one_kernel"],
     "split_attention": ["--only", "attention", "--match", "f32"],
+    "narrow_attention": ["--only", "attention", "--match", " 96 ", " 40 ", " 80 ", " 160 "],
     "attention_ways": ["--only", "attention", "--match", "polynomials", "reads ahead"],
     "factors": ["--only", "rest", "--match", "factors"],
     "gradients": ["--only", "gradients", "--match", "64"],
@@ -64,6 +65,7 @@ TIMES = {
     "prefill_model": ["prefill_model"],
     "training": ["training", "attention_backward"],
     "split_attention": ["split_attention"],
+    "narrow_attention": ["narrow_attention"],
     "attention_ways": ["attention_ways", "decode_attention_ways"],
     "factors": ["linear_algebra"],
     "exact_attention": ["exact_attention"],
@@ -73,9 +75,18 @@ TIMES = {
 }
 # Topics that have not run since they were written, the surest to be right last: checks come first, all of them.
 PLANS = {
-    "owed": ["calls", "split_attention", "attention_ways", "embeddings", "factors", "small", "exact_attention"],
+    "owed": [
+        "calls",
+        "narrow_attention",
+        "split_attention",
+        "attention_ways",
+        "embeddings",
+        "factors",
+        "small",
+        "exact_attention",
+    ],
     "owed_models": ["models", "choices", "gradients", "ops", "step", "batch_products"],
-    "owed_short": ["calls", "choices", "split_attention", "factors", "small"],
+    "owed_short": ["calls", "narrow_attention", "choices", "split_attention", "factors", "small"],
 }
 
 

@@ -129,10 +129,10 @@ class GroupProgram(Program):
                     to: int = to, map: Box = self.maps[number], at: Any = tuple(at), barrier: int = barrier
                 ) -> None:
                     assert to % 1024 == 0, "a box that begins at no multiple of the swizzle"
-                    for offset, data in _lines(map, at):
+                    for offset, data, size in _lines(map, at):
                         found = np.zeros(128, np.uint8)
-                        if data is not None:
-                            found[:] = warp.block.memory.load(np.array([data], np.uint64), 128)[0]
+                        if size:
+                            found[:size] = warp.block.memory.load(np.array([data], np.uint64), size)[0]
                         warp.block.shared.data[swizzled(np.arange(to + offset, to + offset + 128))] = found
                         warp.block.barriers[barrier].bytes -= 128
                     warp.block.barriers[barrier].settle()
@@ -142,9 +142,9 @@ class GroupProgram(Program):
         def store(warp: GridWarp, given: Sequence[Any]) -> None:
             for lane in np.flatnonzero(warp.active):
                 number, source, *at = (int(g.astype(np.int64)[lane]) for g in _signed(given, 2))
-                for offset, data in _lines(self.maps[number], tuple(at)):
-                    if data is not None:
-                        line = warp.block.shared.data[swizzled(np.arange(source + offset, source + offset + 128))]
+                for offset, data, size in _lines(self.maps[number], tuple(at)):
+                    if size:
+                        line = warp.block.shared.data[swizzled(np.arange(source + offset, source + offset + size))]
                         warp.block.memory.store(np.array([data], np.uint64), line[None])
 
         assert axes == 4
@@ -156,15 +156,17 @@ def _signed(given: Sequence[Any], count: int) -> list[Any]:
     return [*given[:count], *(g.view(np.int32) for g in given[count:])]
 
 
-def _lines(map: Box, at: tuple[int, ...]) -> list[tuple[int, int | None]]:
-    """Lines of 128 bytes of a box: where they lie in it, and their address; None outside of the tensor."""
-    assert map.box[0] == 64 and map.box[2:] == (1, 1) and map.sizes[0] % 64 == 0 and at[0] % 64 == 0
-    found: list[tuple[int, int | None]] = []
+def _lines(map: Box, at: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Lines of 128 bytes of a box: where they lie in it, their address, and how many of their bytes are in the tensor,
+    in all of which strides are multiples of what the copy engine asks for."""
+    assert map.box[0] == 64 and map.box[2:] == (1, 1) and at[0] % 64 == 0
+    assert map.start % 16 == 0 and all(stride % 16 == 0 for stride in map.strides)
+    found: list[tuple[int, int, int]] = []
     for row in range(map.box[1]):
         place = (at[0], at[1] + row, *at[2:])
         is_inside = all(0 <= p < s for p, s in zip(place, map.sizes, strict=True))
         address = map.start + 2 * place[0] + sum(p * s for p, s in zip(place[1:], map.strides, strict=True))
-        found.append((row * 128, address if is_inside else None))
+        found.append((row * 128, address, 2 * min(64, map.sizes[0] - at[0]) if is_inside else 0))
     return found
 
 

@@ -61,6 +61,11 @@ class Case(NamedTuple):
     polynomials: int = 0
     reads_ahead: bool = False
     splits: int = 0  # blocks that share the keys of a tile of few rows
+    narrow: int = 0  # how wide heads are, where they are not as wide as those of the kernel
+
+    @property
+    def width(self) -> int:
+        return self.narrow or self.depth
 
     @property
     def shape(self) -> AttentionShape:
@@ -72,7 +77,7 @@ class Case(NamedTuple):
             self.group,
             self.is_causal,
             self.window,
-            self.depth**-0.5,
+            self.width**-0.5,
             self.softcap,
             Integers("i32") if self.lengths else None,
             Integers("i64") if self.start is not None else None,
@@ -84,8 +89,8 @@ class Case(NamedTuple):
 
 def drawn(case: Case, batch: int) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(case.depth + case.queries)
-    q = rng.standard_normal((batch, case.heads, case.queries, case.depth)) * case.size
-    k, v = (rng.standard_normal((batch, case.heads // case.group, case.keys, case.depth)) for _ in range(2))
+    q = rng.standard_normal((batch, case.heads, case.queries, case.width)) * case.size
+    k, v = (rng.standard_normal((batch, case.heads // case.group, case.keys, case.width)) for _ in range(2))
     for b, length in enumerate(case.lengths):
         k[b, :, length:] = v[b, :, length:] = np.nan
     return q.astype(np.float32 if case.is_split else BF16), k.astype(BF16), v.astype(BF16)
@@ -94,7 +99,7 @@ def drawn(case: Case, batch: int) -> tuple[Any, Any, Any]:
 def exact(case: Case, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
     """The result and the logarithms of base 2 of sums of powers, in f64."""
     k, v = (np.nan_to_num(x.astype("f8")).repeat(case.group, 1) for x in (k, v))
-    scores = q.astype("f8") @ k.swapaxes(-1, -2) * case.depth**-0.5
+    scores = q.astype("f8") @ k.swapaxes(-1, -2) * case.width**-0.5
     if case.softcap is not None:
         scores = np.tanh(scores / case.softcap) * case.softcap
     counts = np.array(case.lengths or [case.keys] * len(q))
@@ -189,6 +194,8 @@ CASES = {
     "128": Case(True, depth=128, is_causal=True, group=1, size=6.0),
     "window": Case(True, is_causal=True, window=37, softcap=4.0, queries=130, has_logs=True),
     "cache": Case(True, is_causal=True, lengths=(180, 0, 3), start=20, queries=40, heads=4, group=4),
+    "heads of 96": Case(False, depth=128, narrow=96, is_causal=True, lengths=(200, 131), has_logs=True),
+    "heads of 40": Case(False, narrow=40, queries=70, softcap=3.0),
     "few bf16": Case(False, queries=2, is_causal=True, lengths=(200, 77), splits=2),
     "few": Case(True, queries=1, keys=300, is_causal=True, lengths=(300, 1), start=290, heads=8, group=4, splits=2),
     "few ahead": Case(False, keys=300, queries=1, is_causal=True, lengths=(300, 20, 0), splits=2, reads_ahead=True),

@@ -12,11 +12,13 @@ from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm
 from rlx.backends.options_to_pipeline import compile_with_options
 from rlx.compile.compiler import CompilePipeline
+from rlx.ir.shape import Shape
 from rlx.ir.tensor import building
 from rlx.kernels.from_lir import make_kernel
-from rlx.kernels.gpu.attention import AttentionOrigin
+from rlx.kernels.gpu.attention import AttentionOrigin, gradient_refusal
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.machines import machine_named
+from rlx.ops.attn.gradients import AttentionBackward
 
 SM_90A = machine_named("sm_90a")
 
@@ -96,15 +98,21 @@ def test_rows_of_f32_are_cut_into_parts(width, parts, keys):
     [
         ({"dtype": "f32"}, "f32 queries of f32 keys"),
         ({"dtype": "f16", "rows": "f32"}, "f32 queries of f16 keys"),
-        ({"width": 80}, "heads of 80 and 80"),
+        ({"width": 84}, "heads of 84 and 84"),
+        ({"width": 80, "rows": "f32"}, "heads of 80 and 80"),
         ({"mask_kind": "custom", "mask": True}, "a custom operand"),
         ({"score_scale": -1.0}, "a scale of -1.0"),
     ],
-    ids=["f32", "halves", "width", "mask", "scale"],
+    ids=["f32", "halves", "width", "split", "mask", "scale"],
 )
 def test_others_keep_their_loop_kernel_and_say_why(options, reason):
     forms, refusal = forms_of(**options)
     assert not forms and refusal.startswith(reason)
+
+
+def test_gradients_of_narrow_heads_go_through_tiles():
+    shapes = [Shape((2, 4, 300, 96), "bf16")] * 3
+    assert gradient_refusal(SM_90A, AttentionBackward(4, 96, wrt="all"), shapes) == "heads of 96 and 96"
 
 
 def test_other_chips_keep_their_loop_kernel():
@@ -152,6 +160,20 @@ def hopper(form, **options):
         return (addresses or [(i + 1) << 24 for i in range(pointers)]) + sizes
 
     return form(made.kernel.origin, names, SM_90A, load), words, load
+
+
+@pytest.mark.parametrize(("width", "of_kernel"), [(40, 64), (96, 128), (160, 192)])
+def test_heads_are_filled_up_with_zeros_that_the_copy_engine_reads(fake, gpu, launched, width, of_kernel):
+    """Maps have the width of heads, boxes that of the kernel."""
+    forms, refusal = forms_of(width=width, mask_kind="causal", cache=True)
+    assert not refusal and [type(f) for f in forms] == [AttentionForm]
+    many, words, _ = hopper(AttentionForm, width=width, mask_kind="causal", cache=True)
+    assert many.shape.depth == many.shape.width == of_kernel
+    assert many.launch(words(2, 300, 500), gpu.stream)
+    assert [dims for _, dims, _, _ in fake.tensor_maps] == [
+        (width, rows, heads, 2) for rows, heads in ((300, 16), (500, 4), (500, 4), (300, 16))
+    ]
+    assert all(box[0] == 64 for _, _, _, box in fake.tensor_maps)
 
 
 def test_a_launch_of_many_rows(fake, gpu, launched):

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.attention_form import AttentionForm, DecodeForm, attention_refusal
+from rlx.backends.cuda.hopper.attention_form import attention_refusal, attention_ways
 from rlx.backends.cuda.hopper.batched_product import BatchedForm, batched_refusal
 from rlx.backends.cuda.hopper.code_form import CodeRowsForm, codes_refusal
 from rlx.backends.cuda.hopper.expanded_form import ExpandedForm, expanded_refusal
@@ -192,8 +192,7 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         refusal = attention_refusal(kernel.origin)
         if refusal:
             return (), refusal
-        # The form of few rows has no logarithms.
-        ways = (DecodeForm, AttentionForm) if kernel.origin.logs is None else (AttentionForm,)
+        ways = attention_ways(kernel.origin)
         return tuple(form(kernel.origin, params, machine, tensor_code) for form in ways), ""
     if isinstance(kernel.origin, GradientOrigin):
         refusal = gradient_form_refusal(kernel.origin)

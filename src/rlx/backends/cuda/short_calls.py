@@ -48,7 +48,7 @@ def short_call(
         params = held()
         if len(arrays) != count or params is None or driver.is_forked:
             return None
-        whole = []
+        whole: list[Any] = []
         for array, (dtype, dims) in zip(arrays, wanted):
             if type(array) is not result_class:
                 return None

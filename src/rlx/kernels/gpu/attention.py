@@ -83,8 +83,19 @@ class GradientOrigin(NamedTuple):
     keys: Extent
 
 
-def tensor_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
-    """Why an attention has no kernel for tensor cores, wherever its operands lie; empty if it has one."""
+def tensor_width(width: int) -> int:
+    """That of the kernel for heads which are so wide: what is missing is read as zeros, and not written."""
+    return next((known for known in TENSOR_WIDTHS if width <= known), 0)
+
+
+def is_filled_up(op: AttentionBase, width: int) -> bool:
+    """Whether heads of q and k, or those of v, which are so wide, are not as wide as a kernel's."""
+    return any(w not in TENSOR_WIDTHS for w in (op.head_dim, width))
+
+
+def tensor_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape], may_fill: bool = False) -> str:
+    """Why an attention has no kernel for tensor cores, wherever its operands lie; empty if it has one. With `may_fill`
+    heads may be narrower than those of the kernel."""
     q, k, v = operands[:3]
     if not machine.has_wgmma:
         return f"{machine.name} has no wgmma"
@@ -93,8 +104,10 @@ def tensor_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape
         return f"{q.dtype} queries of {k.dtype} keys"
     if op.mask_kind.is_operand:
         return f"a {op.mask_kind} operand"
-    if op.head_dim not in TENSOR_WIDTHS or value_width(op, v) not in TENSOR_WIDTHS:
-        return f"heads of {op.head_dim} and {value_width(op, v)}"
+    widths = op.head_dim, value_width(op, v)
+    can_fill = may_fill and not is_split and all(0 < w <= TENSOR_WIDTHS[-1] and w % 8 == 0 for w in widths)
+    if is_filled_up(op, widths[1]) and not can_fill:
+        return f"heads of {widths[0]} and {widths[1]}"
     if op.scale <= 0 or op.window >= FAR:
         return f"a scale of {op.scale} and a window of {op.window}"
     if any(x.dtype not in (DType.I32, DType.I64) for x in operands[3:]):
@@ -138,7 +151,7 @@ def attention_origin(site: OpSite) -> AttentionOrigin | GradientOrigin | Attenti
     sequence = SEQUENCES[op.layout]
     return AttentionOrigin(
         op,
-        tensor_refusal(site.machine, op, [x.shape for x in site.inputs]),
+        tensor_refusal(site.machine, op, [x.shape for x in site.inputs], may_fill=True),
         _by_heads(q, op.layout, op.head_dim),
         _by_heads(k, op.layout, op.head_dim),
         _by_heads(v, op.layout, width),

@@ -39,8 +39,8 @@ from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWit
 TYPES = FLOATS | HALVES
 # Threads that share a row of scores, and elements that are read together.
 ACROSS, VECTOR = 8, 4
-# Heads whose sums a thread has registers for.
-WIDEST = 256
+# Heads whose sums a thread has registers for; of those that are wider than others, tiles have few rows.
+WIDEST, WIDE = 512, 256
 # Elements that a thread may have on their way to shared memory while it waits for the others.
 EARLY = 32
 
@@ -58,8 +58,15 @@ class TileShape(NamedTuple):
         return self.own // self.own_each * ACROSS
 
 
-# What is tried, the quickest first: as much as fits into shared memory.
-SHAPES = (TileShape(64, 32, 8, 4), TileShape(32, 32, 4, 4), TileShape(32, 16, 4, 2), TileShape(16, 16, 2, 2))
+# What is tried, the quickest first: as much as fits into shared memory. The last one is for heads of which nothing else
+# fits, as those of image decoders; gradients of those are products.
+SHAPES = (
+    TileShape(64, 32, 8, 4),
+    TileShape(32, 32, 4, 4),
+    TileShape(32, 16, 4, 2),
+    TileShape(16, 16, 2, 2),
+    TileShape(8, 8, 1, 1),
+)
 
 
 def has_tiles(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> bool:
@@ -80,10 +87,12 @@ def has_tiles(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) ->
     rows = q.dims[1 if op.layout.value == "bshd" else -2]
     is_few = isinstance(rows, int) and rows * (op.num_heads // op.kv_heads) <= machine.few_rows
     size = max(compute_dtype(x.dtype).size_bytes for x in (q, k) if x.dtype in TYPES)
-    fits = (
-        max(op.head_dim, width) <= WIDEST and fitting_shape(machine, op.head_dim, width, size, is_gradient) is not None
-    )
-    return fits and (is_gradient or not is_few)
+    widest, shape = max(op.head_dim, width), fitting_shape(machine, op.head_dim, width, size, is_gradient)
+    if shape is None or widest > WIDEST:
+        return False
+    # Blocks of few rows share no keys among each other: there must be many of them.
+    needs_many = widest > WIDE or shape == SHAPES[-1]
+    return is_gradient or not (is_few or (needs_many and not isinstance(rows, int)))
 
 
 def _widens_halves(machine: Machine, operands: Sequence[Shape]) -> bool:
@@ -100,7 +109,7 @@ def padded(width: int) -> int:
 
 def fitting_shape(machine: Machine, depth: int, width: int, size: int, is_gradient: bool) -> TileShape | None:
     columns = padded(depth) + VECTOR, padded(width) + VECTOR
-    for shape in SHAPES:
+    for shape in SHAPES[:-1] if is_gradient else SHAPES:
         weights = shape.own * (shape.other + VECTOR)
         if is_gradient:
             elements = (shape.own + shape.other) * sum(columns) + 2 * weights + shape.own
@@ -237,7 +246,11 @@ class AttentionTiles:
             return [(self.thread // across + start // across, self.thread % across) for start in starts]
         if across % threads == 0:
             return [(k.as_index(start // across), self.thread + start % across) for start in starts]
-        return [((self.thread + start) // across, (self.thread + start) % across) for start in starts]
+        # Pieces of rows, so that all places of a thread are one with something known added: places that are computed
+        # one by one stay in registers over all steps, beside the sums.
+        piece = ACROSS * VECTOR
+        row, d, step = self.thread // piece, self.thread % piece, threads // piece
+        return [(row + i, d + j) for i in range(0, rows, step) for j in range(0, across, piece)]
 
     def put(self, tile: Tile, values: Sequence[Value], rows: int) -> None:
         for (row, d), value in zip(self.brought(tile.width, rows), values):

@@ -17,7 +17,7 @@ from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
-from rlx.kernels.gpu.attention import FAR, AttentionOrigin, Strided
+from rlx.kernels.gpu.attention import FAR, AttentionOrigin, Strided, is_filled_up, tensor_width
 from rlx.kernels.machines import Machine
 from rlx.ops.attn.operands import AttentionBase, MaskKind
 
@@ -36,8 +36,8 @@ def attention_refusal(origin: AttentionOrigin) -> str:
 def attention_shape(op: AttentionBase, dtype: DType, width: int) -> AttentionShape:
     """That of an attention without operands that say which keys there are, to values whose heads are so wide."""
     return AttentionShape(
-        op.head_dim,
-        width,
+        tensor_width(op.head_dim),
+        tensor_width(width),
         ELEMENTS[DType.BF16 if dtype is DType.F32 else dtype],
         op.num_heads,
         op.num_heads // op.kv_heads,
@@ -54,6 +54,12 @@ def attention_shape(op: AttentionBase, dtype: DType, width: int) -> AttentionSha
 def row_tile_count(shape: AttentionShape, rows: int) -> int:
     """Of eight rows, in a tile of few rows: registers hold the parts of sixteen queries, or of eight wide ones."""
     return 1 if rows <= 8 or (shape.is_split and shape.depth > 128) else 2
+
+
+def attention_ways(origin: AttentionOrigin) -> tuple[type[DecodeForm | AttentionForm], ...]:
+    """The forms of an attention that is not refused. That of few rows has no logarithms, and reads whole heads."""
+    has_both = origin.logs is None and not is_filled_up(origin.op, origin.width)
+    return (DecodeForm, AttentionForm) if has_both else (AttentionForm,)
 
 
 class _OfAttention(TensorForm):
@@ -112,10 +118,11 @@ class AttentionForm(_OfAttention):
         if sizes is None:
             return NOTHING
         batch, queries, keys = sizes
-        kv_heads = shape.heads // shape.group
+        # Heads as they are: behind them the copy engine reads zeros, and writes nothing.
+        kv_heads, depth, width = shape.heads // shape.group, origin.op.head_dim, origin.width
         specs = [
-            self._map(origin.k, words, (shape.depth, keys, kv_heads, batch), shape.keys),
-            self._map(origin.v, words, (shape.width, keys, kv_heads, batch), shape.keys),
+            self._map(origin.k, words, (depth, keys, kv_heads, batch), shape.keys),
+            self._map(origin.v, words, (width, keys, kv_heads, batch), shape.keys),
         ]
         rows: list[int] = []
         if shape.is_split:
@@ -124,9 +131,9 @@ class AttentionForm(_OfAttention):
             if any(n % 16 for n in rows):
                 return NOTHING
         else:
-            specs.insert(0, self._map(origin.q, words, (shape.depth, queries, shape.heads, batch), ROWS))
+            specs.insert(0, self._map(origin.q, words, (depth, queries, shape.heads, batch), ROWS))
             # A group of warps stores its half of a tile.
-            specs.append(self._map(origin.out, words, (shape.width, queries, shape.heads, batch), ROWS // 2))
+            specs.append(self._map(origin.out, words, (width, queries, shape.heads, batch), ROWS // 2))
         tiles = -(-queries // ROWS)
         work = batch * shape.heads * (-(-tiles // 2) if shape.is_paired else tiles)
         if not all(spec.is_possible for spec in specs) or work >= 2**31:
