@@ -26,7 +26,7 @@ def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
             f"config.json: model_type {fields.get('model_type')!r} is not a supported language model; "
             f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
             f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, T5 and its like with "
-            "rlx.load_seq2seq, Whisper with rlx.load_speech"
+            "rlx.load_seq2seq, CLIP and its like with rlx.load_vision, Whisper with rlx.load_speech"
         )
     read.refuse_quantized(*QUANTIZED.get(read.family, ()))
     return DECODERS[read.family](read)

@@ -25,7 +25,7 @@ def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported encoder; "
             f"supported: {', '.join(sorted(ENCODERS))}. Language models are loaded with rlx.load, and "
-            "their embed gives vectors, too"
+            "their embed gives vectors, too; models that see with rlx.load_vision"
         )
     read.refuse_quantized()
     return ENCODERS[read.family](read)
