@@ -114,16 +114,19 @@ def sight_config_from_hf(fields: Mapping[str, Any]) -> SightConfig:
 
 def _tower(f: HfFields, usual: Mapping[str, Any], **more: Any) -> TowerConfig:
     """What towers write in the same way; what a file leaves out is as the class of its model has it."""
-    size = lambda name: f.size(name, usual[name])  # noqa: E731
     act = f.text("hidden_act", usual["hidden_act"])
     activation: dict[str, Any] = {"sigmoid_slope": QUICK_SLOPE} if act == "quick_gelu" else {}
     return TowerConfig(
         f.family,
         layers=f.layers("num_hidden_layers") if f.has("num_hidden_layers") else usual["num_hidden_layers"],
-        hidden=size("hidden_size"),
-        heads=size("num_attention_heads"),
+        hidden=f.size("hidden_size", usual["hidden_size"]),
+        heads=f.size("num_attention_heads", usual["num_attention_heads"]),
         norm_eps=f.number("layer_norm_eps", usual["layer_norm_eps"]),
-        **({"ffn": size("intermediate_size")} | (activation or {"activation": _activation(act)}) | more),
+        **(
+            {"ffn": f.size("intermediate_size", usual["intermediate_size"])}
+            | (activation or {"activation": _activation(act)})
+            | more
+        ),
     )
 
 

@@ -7,11 +7,12 @@ its version 13 on Pillow begins with the rows of tall pictures, which rounds a f
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,9 +116,10 @@ def pixels_of(picture: Any, recipe: PictureRecipe) -> F32:
         pixels = _middle(pixels, *recipe.crop)
     if pixels.shape[:2] != recipe.shape:
         raise OpError(f"a picture of {pixels.shape[0]} x {pixels.shape[1]} pixels was given, {recipe.shape} are read")
-    values = pixels.astype(np.float32) * np.float32(recipe.scale)
+    values: F32 = pixels.astype(np.float32) * np.float32(recipe.scale)
     if recipe.mean is not None and recipe.deviation is not None:
-        values = (values - np.float32(recipe.mean)) / np.float32(recipe.deviation)
+        values = (values - np.array(recipe.mean, np.float32)).astype(np.float32)
+        values = (values / np.array(recipe.deviation, np.float32)).astype(np.float32)
     return np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)
 
 
@@ -141,14 +143,14 @@ def as_bytes(picture: Any) -> U8:
 
 def _opened(path: str | os.PathLike[str]) -> Any:
     try:
-        from PIL import Image
+        image = importlib.import_module("PIL.Image")
     except ImportError:
         raise RlxError(
             f"{os.fspath(path)}: Pillow is needed to read files of pictures; pip install pillow, or give arrays "
             "uint8[height, width, 3]"
         ) from None
     try:
-        return Image.open(path)
+        return image.open(path)
     except (OSError, ValueError) as error:
         raise FormatError(f"{os.fspath(path)}: this picture cannot be read: {error}") from None
 
@@ -174,7 +176,7 @@ def resized(pixels: U8, height: int, width: int, filter: str = "bicubic") -> U8:
         rows, columns = (_nearest(had, wanted) for had, wanted in zip(pixels.shape, (height, width)))
         return pixels[rows][:, columns]
     if pixels.shape[1] != width:
-        pixels = cast(U8, _filtered(pixels.swapaxes(0, 1), width, filter).swapaxes(0, 1))
+        pixels = _filtered(pixels.swapaxes(0, 1), width, filter).swapaxes(0, 1)
     return pixels if pixels.shape[0] == height else _filtered(pixels, height, filter)
 
 
