@@ -279,7 +279,7 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "xlm-roberta-xl": {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
     "mpnet": {"pad_token_id": 1},
     "nomic_bert": {"type_vocab_size": 2, "rope_theta": 1000.0},
-    "modernbert": {"local_rope_theta": 10000.0},
+    "modernbert": {"local_rope_theta": 10000.0, "pad_token_id": 50283},
 }
 ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "bert": _bert,

@@ -148,7 +148,7 @@ _USUAL_SIGLIP = _USUAL | {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def _part(f: HfFields, name: str) -> HfFields:
-    return HfFields({"model_type": f.family, **f.table(name)})
+    return HfFields({**f.table(name), "model_type": f.family})
 
 
 def _clip_vision(f: HfFields) -> VisionConfig:
