@@ -23,13 +23,31 @@ def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
     read = HfFields({**ABSENT.get(str(fields.get("model_type")), {}), **fields})
     if read.family not in DECODERS:
         raise FormatError(
-            f"config.json: model_type {fields.get('model_type')!r} is not a supported language model; "
-            f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
-            f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, T5 and its like with "
-            "rlx.load_seq2seq, CLIP and its like with rlx.load_vision, Whisper with rlx.load_speech"
+            f"config.json: model_type {fields.get('model_type')!r} is "
+            + (
+                _elsewhere(read.family)
+                or f"not a supported language model; supported: {', '.join(sorted(DECODERS))}, "
+                f"and the language models in {', '.join(sorted(WRAPPERS))}"
+            )
         )
     read.refuse_quantized(*QUANTIZED.get(read.family, ()))
     return DECODERS[read.family](read)
+
+
+def _elsewhere(family: str) -> str:
+    """What a model is that is loaded by another function; nothing where it is none."""
+    # Only where something is wrong.
+    from rlx.models.config_hf_encoders import ENCODERS
+    from rlx.models.config_hf_seq2seq import SEQ2SEQ
+    from rlx.models.config_hf_vision import VISION
+
+    if family in SEQ2SEQ:
+        return "no language model: it reads one text and writes another; use rlx.load_seq2seq, or rlx generate"
+    if family in ENCODERS:
+        return "no language model, but a text encoder; use rlx.load_encoder (rlx embed) or rlx.load_classifier"
+    if family in VISION:
+        return "no language model, but one that sees; use rlx.load_vision"
+    return "no language model, but one that hears; use rlx.load_speech" if family == "whisper" else ""
 
 
 def _llama(f: HfFields) -> DecoderConfig:
