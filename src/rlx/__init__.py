@@ -143,6 +143,7 @@ _HOME: dict[str, str] = {
     "load_encoder": "rlx.models.text_encoder",
     "load_seq2seq": "rlx.models.seq2seq_model",
     "load_speech": "rlx.models.speech_model",
+    "load_vision": "rlx.models.vision_model",
 }
 # Attributes that are modules.
 _MODULES = frozenset(

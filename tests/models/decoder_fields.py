@@ -77,8 +77,8 @@ FAMILIES = {
     "falcon_7b": FALCON,
     "falcon_40b": FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
     "exaone4": COMMON | {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 6},
-    "ernie4_5": COMMON | {"model_type": "ernie4_5"},
-    "seed_oss": COMMON | {"model_type": "seed_oss"},
+    "ernie4_5": COMMON | {"model_type": "ernie4_5", "head_dim": 4},
+    "seed_oss": COMMON | {"model_type": "seed_oss", "head_dim": 4},
     "gpt_oss": COMMON
     | {
         "model_type": "gpt_oss",

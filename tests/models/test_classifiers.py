@@ -9,6 +9,7 @@ import pytest
 import rlx
 from models.numpy_forward import bert_hidden, softmax
 from models.tiny_models import BERT, bert_arrays, byte_tokenizer
+from rlx.cli import main
 from rlx.errors import FormatError, OpError
 from rlx.formats.safetensors import write_safetensors
 from rlx.models.config_hf_heads import classifier_config_from_hf
@@ -144,3 +145,33 @@ def test_places_share_rows_far_away():
 def test_buckets_backwards_are_those_of_a_half():
     found = backward_buckets(200, 32, 128)
     assert list(found[:16]) == list(range(16)) and found[-1] == 31 and (np.diff(found) >= 0).all()
+
+
+def test_the_command_labels_ranks_and_tags(tmp_path, capsys):
+    folders = {kind: tmp_path / kind for kind in ("labels", "one", "words")}
+    for folder in folders.values():
+        folder.mkdir()
+    written(folders["labels"])
+    written(folders["one"], labels=("LABEL_0",))
+    written(folders["words"], kind="Token")
+    assert main(["classify", str(folders["labels"]), "Rain", "more rain", "--json"]) == 0
+    classifier, found = rlx.load_classifier(folders["labels"]), json.loads(capsys.readouterr().out)["results"]
+    for row, labels in zip(found, classifier.classify(["Rain", "more rain"])):
+        assert row["labels"] == [{"label": label.label, "score": label.score} for label in labels]
+    assert main(["classify", str(folders["labels"]), "Rain"]) == 0
+    best = classifier.classify("Rain")[0]
+    assert capsys.readouterr().out == f"{best.label} {best.score:.4f}\n"
+    assert main(["classify", str(folders["one"]), "a", "bc", "--query", "what", "--top", "1", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["results"]
+    [ranked] = rlx.load_classifier(folders["one"]).rank("what", ["a", "bc"], top=1)
+    assert (row["place"], row["score"]) == tuple(ranked)
+    assert main(["classify", str(folders["words"]), "somewhere in the middle of nowhere"]) == 0
+    assert "(place)" in capsys.readouterr().out
+    assert main(["classify", str(folders["words"]), "a", "--query", "b"]) == 1
+    assert "rlx classify: a model that ranks" in capsys.readouterr().err
+
+
+def test_other_loaders_say_where_such_models_belong(tmp_path):
+    written(tmp_path)
+    with pytest.raises(FormatError, match="load_classifier"):
+        rlx.load(tmp_path)

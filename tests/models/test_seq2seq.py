@@ -1,5 +1,6 @@
 """Models that read one text and write another, against plain forward passes in f64 NumPy."""
 
+import itertools
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from models.tiny_models import byte_tokenizer
 from rlx.cli import main
 from rlx.errors import FormatError, OpError
 from rlx.formats.safetensors import write_safetensors
+from rlx.models.beams import search
 from rlx.models.config_hf_seq2seq import seq2seq_config_from_hf
 from rlx.models.kv_cache import ContextOverflow
 
@@ -241,3 +243,49 @@ def test_what_cannot_be_done_is_refused(tmp_path):
         seq2seq_config_from_hf({"model_type": "llama"}, {})
     with pytest.raises(FormatError, match="token 999"):
         seq2seq_config_from_hf(BART | {"forced_bos_token_id": 999}, {})
+
+
+class Chain:
+    """Sequences whose next token depends on the last one alone."""
+
+    def __init__(self, count, scores):
+        self.tokens, self.scores = [[0] for _ in range(count)], scores
+
+    def reorder(self, rows):
+        self.tokens = [list(self.tokens[row]) for row in rows]
+
+    def extend(self, new):
+        for tokens, more in zip(self.tokens, new):
+            tokens += more
+        return self.scores[[tokens[-1] for tokens in self.tokens]]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_wide_beams_find_the_best_answer(penalty):
+    scores = np.random.default_rng(5).normal(size=(4, 4)).astype("f4") * 2
+    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    answers = {}
+    for length in (1, 2, 3):
+        for tokens in itertools.product(range(4), repeat=length):
+            ended = tokens[-1] == 3
+            if 3 in tokens[:-1] or (not ended and length < 3):
+                continue
+            total = sum(logs[a, b] for a, b in zip((0, *tokens), tokens))
+            answers[tokens] = total / length**penalty
+    batch = Chain(40, scores)
+    found = search(batch, batch.extend([[]] * 40), {3}, 3, penalty)
+    best = sorted(answers, key=lambda tokens: -answers[tokens])[: len(found)]
+    assert len(found) > 20 and [tuple(answer.tokens) for answer in found[:10]] == best[:10]
+    np.testing.assert_allclose([answer.score for answer in found], [answers[t] for t in best], rtol=1e-5)
+
+
+def test_beams_give_the_best_of_several_answers(tmp_path):
+    directory(tmp_path, T5, t5_arrays())
+    model = rlx.load_seq2seq(tmp_path)
+    [found] = model.beam_search(["a text"], max_tokens=5, beams=3)
+    assert len(found) == 3 == len({tuple(answer.token_ids) for answer in found})
+    assert model.generate("a text", max_tokens=5, beams=3) == found[0].text
+    [[one]] = model.beam_search(["a text"], max_tokens=5, beams=1)
+    assert one.token_ids == model.complete(["a text"], max_tokens=5)[0].token_ids
+    with pytest.raises(OpError, match="without temperature"):
+        model.generate("a", beams=2, temperature=1.0)

@@ -97,6 +97,27 @@ def test_answers_agree_token_for_token(name, tmp_path):
     assert sum(len(answer.token_ids) for answer in answers) > 10
 
 
+@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+@pytest.mark.parametrize(("beams", "penalty"), [(4, 1.0), (3, 2.0)])
+def test_beams_agree_token_for_token(name, beams, penalty, tmp_path):
+    peer = saved(name, tmp_path)
+    model = rlx.load_seq2seq(tmp_path)
+    for source in sources():
+        with torch.no_grad():
+            made = peer.generate(
+                torch.tensor([source]),
+                max_new_tokens=12,
+                do_sample=False,
+                num_beams=beams,
+                length_penalty=penalty,
+                num_return_sequences=beams,
+                early_stopping=False,
+            ).tolist()
+        [found] = model.beam_search([source], max_tokens=12, beams=beams, length_penalty=penalty)
+        wanted = [row[1 : row.index(2, 1) if 2 in row[1:] else None] for row in made]
+        assert [answer.token_ids for answer in found] == wanted
+
+
 def test_tokens_that_may_not_be_written(tmp_path):
     saved("marian", tmp_path)
     [before] = rlx.load_seq2seq(tmp_path).complete(sources()[:1], max_tokens=6)

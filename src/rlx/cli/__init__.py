@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "chat": "talk to a language model",
     "generate": "continue a text",
     "embed": "turn texts into vectors",
+    "classify": "label texts, or order them by a query",
     "transcribe": "transcribe or translate speech in WAV files",
     "serve": "serve a model to programs that speak OpenAI's HTTP interface",
     "run": "run an ONNX model or a program once",
@@ -120,7 +121,7 @@ _LONGEST_LINE = 1500
 # What commands call, and what the errors of those begin with.
 _METHODS = (
     *("complete", "stream", "generate", "chat", "embed", "load", "load_encoder", "load_seq2seq"),
-    *("pull", "convert", "quantize"),
+    *("load_classifier", "classify", "logits", "rank", "tag", "pull", "convert", "quantize"),
 )
 
 

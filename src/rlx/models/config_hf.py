@@ -22,25 +22,32 @@ def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
     fields = text_fields(fields)
     read = HfFields({**ABSENT.get(str(fields.get("model_type")), {}), **fields})
     if read.family not in DECODERS:
-        raise _unsupported(read.family)
+        raise FormatError(
+            f"config.json: model_type {fields.get('model_type')!r} is "
+            + (
+                _elsewhere(read.family)
+                or f"not a supported language model; supported: {', '.join(sorted(DECODERS))}, "
+                f"and the language models in {', '.join(sorted(WRAPPERS))}"
+            )
+        )
     read.refuse_quantized(*QUANTIZED.get(read.family, ()))
     return DECODERS[read.family](read)
 
 
-def _unsupported(family: str) -> FormatError:
-    from rlx.models.config_hf_encoders import ENCODERS  # for this error alone
+def _elsewhere(family: str) -> str:
+    """What a model is that is loaded by another function; nothing where it is none."""
+    # Only where something is wrong.
+    from rlx.models.config_hf_encoders import ENCODERS
+    from rlx.models.config_hf_seq2seq import SEQ2SEQ
+    from rlx.models.config_hf_vision import VISION
 
+    if family in SEQ2SEQ:
+        return "no language model: it reads one text and writes another; use rlx.load_seq2seq, or rlx generate"
     if family in ENCODERS:
-        return FormatError(
-            f"config.json: this is a text encoder ({family}), which writes no text; rlx embed and "
-            "rlx.load_encoder give vectors of texts"
-        )
-    return FormatError(
-        f"config.json: model_type {family!r} is not a supported language model; "
-        f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
-        f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, T5 and its like with "
-        "rlx.load_seq2seq, Whisper with rlx.load_speech"
-    )
+        return "no language model, but a text encoder; use rlx.load_encoder (rlx embed) or rlx.load_classifier"
+    if family in VISION:
+        return "no language model, but one that sees; use rlx.load_vision"
+    return "no language model, but one that hears; use rlx.load_speech" if family == "whisper" else ""
 
 
 def _llama(f: HfFields) -> DecoderConfig:
@@ -228,35 +235,54 @@ def _hunyuan(f: HfFields) -> DecoderConfig:
 _FIRST_BAICHUAN_WORDS = 64000
 
 # What fields mean that a file leaves out, where it is not what null means; a file that says null is taken at its word.
+_GEMMA2 = {
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+}
 ABSENT: dict[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": 4096},
-    "mixtral": {"rope_theta": 1e6},
-    "gemma2": {
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "mixtral": {"rope_theta": 1e6, "num_key_value_heads": 8},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "gemma": {"head_dim": 256},
+    "gemma2": _GEMMA2,
+    "gemma3_text": {
         "sliding_window": 4096,
         "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
+        "rope_theta": 1e6,
+        "head_dim": 256,
+        "num_key_value_heads": 4,
     },
-    "gemma3_text": {"sliding_window": 4096, "query_pre_attn_scalar": 256, "rope_theta": 1e6},
     "phi3": {"original_max_position_embeddings": 4096},
-    "smollm3": {"rope_theta": 2e6},
+    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4},
+    "glm": {"num_key_value_heads": 2},
+    "glm4": {"num_key_value_heads": 2},
     "exaone4": {"sliding_window": 4096},
-    "vaultgemma": {
-        "sliding_window": 4096,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
+    "vaultgemma": _GEMMA2,
     "olmo3": {"sliding_window": 4096},
-    "ministral": {"sliding_window": 4096},
-    "cwm": {"sliding_window": 8192, "rope_theta": 1e6},
+    "ministral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "cwm": {"sliding_window": 8192, "rope_theta": 1e6, "num_key_value_heads": 8},
     "helium": {"rope_theta": 1e5},
+    "internlm3": {"num_key_value_heads": 2},
+    "starcoder2": {"num_key_value_heads": 2},
+    "seed_oss": {"head_dim": 128, "num_key_value_heads": 8},
+    "deepseek_v3": {
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "q_lora_rank": 1536,
+    },
+    "glm4_moe_lite": {"n_shared_experts": 1, "routed_scaling_factor": 1.8, "q_lora_rank": 768},
     "dots1": {"norm_topk_prob": False},
-    "ernie4_5_moe": {"rope_theta": 5e5},
-    "minimax_m2": {"rope_theta": 5e6},
+    "ernie4_5_moe": {"rope_theta": 5e5, "moe_num_shared_experts": 2, "num_key_value_heads": 4},
+    "minimax_m2": {"rope_theta": 5e6, "head_dim": 128, "num_key_value_heads": 8},
     "gpt_neo": {"window_size": 256},
-    "ernie4_5": {"rope_theta": 5e5},
-    "gpt_oss": {"sliding_window": 128, "rope_theta": 150000.0},
+    "ernie4_5": {"rope_theta": 5e5, "head_dim": 128, "num_key_value_heads": 2},
+    "gpt_oss": {"sliding_window": 128, "rope_theta": 150000.0, "head_dim": 64, "num_key_value_heads": 8},
     "cohere": {"logit_scale": 0.0625, "rope_theta": 5e5},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 4096},
 }

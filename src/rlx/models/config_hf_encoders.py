@@ -25,7 +25,7 @@ def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported encoder; "
             f"supported: {', '.join(sorted(ENCODERS))}. Language models are loaded with rlx.load, and "
-            "their embed gives vectors, too"
+            "their embed gives vectors, too; models that see with rlx.load_vision"
         )
     read.refuse_quantized()
     return ENCODERS[read.family](read)
@@ -279,7 +279,7 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "xlm-roberta-xl": {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
     "mpnet": {"pad_token_id": 1},
     "nomic_bert": {"type_vocab_size": 2, "rope_theta": 1000.0},
-    "modernbert": {"local_rope_theta": 10000.0},
+    "modernbert": {"local_rope_theta": 10000.0, "pad_token_id": 50283},
 }
 ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "bert": _bert,

@@ -18,6 +18,7 @@ _NO_LIMIT = 1 << 20
 
 def seq2seq_config_from_hf(fields: Mapping[str, Any], generation: Mapping[str, Any]) -> Seq2SeqConfig:
     """The config of a model, with what `generation_config.json` says about its tokens."""
+    fields = {**_ABSENT.get(str(fields.get("model_type")), {}), **fields}
     f = HfFields(fields)
     if f.family not in SEQ2SEQ:
         raise FormatError(
@@ -73,7 +74,7 @@ def t5_encoder(f: HfFields) -> EncoderConfig:
 
 def _t5_activation(f: HfFields) -> tuple[ActivationKind, bool]:
     """`feed_forward_proj`: a name, or gated- and a name; "gated-gelu" means the approximation."""
-    named = f.text("feed_forward_proj", "relu")
+    named = f.text("feed_forward_proj", "relu" if f.family == "t5" else "gated-gelu")
     name, gated = named.removeprefix("gated-"), named.startswith("gated-")
     if named == "gated-gelu":
         name = "gelu_new"
@@ -180,6 +181,13 @@ def _m2m(f: HfFields) -> tuple[EncoderConfig, DecoderConfig]:
     return _bart(scaled, pre_norms=True, embed_norm=False, offset=f.size("pad_token_id", 1, least=0) + 1)
 
 
+# What fields mean that a file leaves out, where it is not what null means.
+_ABSENT: dict[str, dict[str, Any]] = {
+    "bart": {"decoder_start_token_id": 2},
+    "marian": {"decoder_start_token_id": 58100, "pad_token_id": 58100},
+    "pegasus": {"pad_token_id": 0},
+    "m2m_100": {"decoder_start_token_id": 2},
+}
 SEQ2SEQ: dict[str, Callable[[HfFields], tuple[EncoderConfig, DecoderConfig]]] = {
     "t5": _t5,
     "mt5": _t5,

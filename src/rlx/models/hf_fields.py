@@ -129,7 +129,11 @@ class HfFields:
 
     def with_default(self, name: str, value: Any) -> HfFields:
         """The same fields, with a value for one that may be missing."""
-        return self if self.has(name) else HfFields({**self._fields, name: value}, self.family)
+        return self if self.has(name) else self.with_value(name, value)
+
+    def with_value(self, name: str, value: Any) -> HfFields:
+        """The same fields, with a value for one of them."""
+        return HfFields({**self._fields, name: value}, self.family)
 
     def renamed(self, names: Mapping[str, str]) -> HfFields:
         """The same fields, those on the left being called as on the right in this file."""

@@ -172,6 +172,16 @@ class SequenceBatch:
             new[...] = np.repeat(self._runner.on_host(old), count, axis=0)
         return copy
 
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Go on with these sequences in the place of those that there are; one may be taken several times."""
+        if list(rows) == list(range(len(self.tokens))):
+            return
+        self.tokens = [list(self.tokens[row]) for row in rows]
+        used, old = max(map(len, self.tokens)), self._caches
+        self._caches = self._runner.new_caches(len(rows), self.capacity + 1) if old else []
+        for new, before in zip(self._caches, old):
+            new[:, :, :used] = self._runner.on_host(before)[list(rows), :, :used]
+
     def extend(self, new: Sequence[Sequence[int]]) -> F32:
         """Append tokens to each sequence (none is allowed for some): logits f32[B, V] after the last ones.
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
 from rlx.errors import FormatError, OpError
+from rlx.models.beams import Written, search
 from rlx.models.decoder import build_decoder
 from rlx.models.encoder import build_encoder
 from rlx.models.generation import Completion, write
@@ -118,16 +119,58 @@ class Seq2SeqModel:
         max_tokens: int = 256,
         *,
         begin: str | None = None,
+        beams: int = 1,
+        length_penalty: float = 1.0,
         batch_size: int = 8,
         **options: Unpack[WritingOptions],
     ) -> str | list[str]:
         """What the model writes about a text; of several texts a list.
 
-        `begin` is a token that the answer begins with, as translators are told a language, such as "fra_Latn".
+        `begin` is a token that the answer begins with, as translators are told a language, such as "fra_Latn". With
+        `beams` above 1 so many answers are written side by side, and the best is given; see `search`.
         """
         many = [source] if isinstance(source, str) else list(source)
-        texts = [answer.text for answer in self._complete("generate", many, max_tokens, begin, batch_size, options)]
+        if beams == 1:
+            answers = self._complete("generate", many, max_tokens, begin, batch_size, options)
+        else:
+            if options:
+                raise OpError(f"generate: beams take the likeliest tokens, without {', '.join(options)}")
+            answers = [found[0] for found in self.beam_search(many, max_tokens, beams, length_penalty, begin=begin)]
+        texts = [answer.text for answer in answers]
         return texts[0] if isinstance(source, str) else texts
+
+    def beam_search(
+        self,
+        sources: Sequence[Source],
+        max_tokens: int = 256,
+        beams: int = 4,
+        length_penalty: float = 1.0,
+        *,
+        begin: str | None = None,
+    ) -> list[list[Completion]]:
+        """The best answers to each text or list of token ids, best first. Lengths count to the power of
+        `length_penalty`: above 1 longer answers are preferred."""
+        require_count("beam_search", "max_tokens", max_tokens)
+        require_count("beam_search", "beams", beams)
+        if isinstance(sources, str):
+            raise OpError("beam_search: sources must be a list of texts; for one text give [text]")
+        first, found = self._beginning("beam_search", begin), []
+        most = min(max_tokens, self.config.decoder.context - len(first))
+        for source in sources:
+            ids = self._ids("beam_search", source)
+            batch = self._started([ids] * beams)
+            answers = search(batch, batch.extend([first] * beams), self._ends, most, length_penalty)
+            found.append([self._completion(answer, len(ids)) for answer in answers])
+        return found
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.eos_ids)
+
+    def _completion(self, answer: Written, prompt: int) -> Completion:
+        ended = answer.tokens[-1:] and answer.tokens[-1] in self._ends
+        tokens = answer.tokens[:-1] if ended else answer.tokens
+        return Completion(self.tokenizer.decode(tokens), tokens, "stop" if ended else "length", prompt)
 
     @shows_options
     def complete(
