@@ -159,6 +159,19 @@ def test_a_tensor_of_another_shape_is_named():
         build_decoder(LLAMA, gguf_file(arrays))
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_only_the_rows_that_are_asked_for_go_through_the_last_feed_forward(parallel):
+    config = replace(LLAMA, parallel_residual=parallel)
+    graph = build_decoder(config, gguf_file(llama_arrays(config)), cuts_rows=True).graph
+    rows = [str(n.shape.dims[1]) for n in graph.nodes if n.shape.rank == 3 and n.shape.dims[-1] == config.ffn]
+    half = len(rows) // 2
+    assert rows and rows == ["S"] * half + ["R"] * half
+    lm = language_model(config)
+    whole = lm.logits(TOKENS)
+    session = lm.session()
+    np.testing.assert_allclose(session.prefill(TOKENS), whole[-1], atol=1e-5)
+
+
 def test_reports_speak_of_the_model(lm):
     """Kernels are called by what the decoder is written in, and say in which layer they are."""
     told = {(row.scope, row.title) for row in lm.report.kernels if row.kind != "view"}
@@ -167,11 +180,12 @@ def test_reports_speak_of_the_model(lm):
             (f"layer {layer} / attention", "rope + cache write"),
             (f"layer {layer} / attention", "attention"),
             (f"layer {layer} / feed forward", "linear + swiglu"),
-            (f"layer {layer} / feed forward", "linear + residual"),
         } <= told
+        assert layer == LLAMA.layers - 1 or (f"layer {layer} / feed forward", "linear + residual") in told
     # Kernels that reach over a border name both sides.
     assert ("embedding, layer 0 / attention", "embedding + rms_norm") in told
-    assert ("layer 1 / attention", "rms_norm") in told and ("layer 1", "residual + rms_norm") in told
-    assert ("head", "gather_nd + rms_norm") in told
+    assert ("layer 1 / attention", "rms_norm") in told and ("layer 0", "residual + rms_norm") in told
+    # The last feed forward computes the rows that are asked for.
+    assert ("layer 1 / feed forward", "gather_nd + rms_norm") in told and ("head", "residual + rms_norm") in told
     counts = json.loads(lm.report.json())["fusion"]
     assert (counts["fused_swiglu"], counts["fused_residual_rms_norm"]) == (LLAMA.layers, LLAMA.layers)

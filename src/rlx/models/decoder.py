@@ -81,13 +81,16 @@ def build_decoder(
     gives_states: bool = False,
     adapters: Sequence[Adapter] = (),
     places: ValuePlaces | None = None,
+    cuts_rows: bool = False,
 ) -> DecoderProgram:
     """The program of `config` on the weights of `file` and `adapters`, with caches of `kv_dtype`. With `gives_states`
     its first output is not the logits, but the hidden states f32[B,R,D] that logits are made of.
 
     With `kv_dtype=None` there are no caches: every sequence is read from its beginning, as in training. `places` say
-    where the values between layers lie in a program that is divided over devices."""
-    return _Decoder(config, file, kv_dtype, adapters, places).build(gives_states)
+    where the values between layers lie in a program that is divided over devices. With `cuts_rows` the feed forward of
+    the last layer computes only the rows that are asked for, as nothing behind it needs others: less work for long
+    texts. Machines that run a decode step as one kernel want all layers alike."""
+    return _Decoder(config, file, kv_dtype, adapters, places, cuts_rows).build(gives_states)
 
 
 class _Decoder:
@@ -98,8 +101,11 @@ class _Decoder:
         kv_dtype: DType | None,
         adapters: Sequence[Adapter],
         places: ValuePlaces | None,
+        cuts_rows: bool = False,
     ) -> None:
         self.config, self.kv_dtype, self.value_places = config, kv_dtype, places
+        # The layer whose feed forward has the rows that are asked for.
+        self.cut_layer = config.layers - 1 if cuts_rows else None
         self.graph = HirModule(config.family)
         self.layers = Layers(self.graph, file, adapters)
         self.tokens = self.graph.input("tokens", ("B", "S"), DType.I32)
@@ -156,7 +162,7 @@ class _Decoder:
             with named_scope(f"layer {layer}"):
                 x = self._placed(self._layer(x, layer))
         with named_scope("head"):
-            wanted = ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
+            wanted = x if self.cut_layer is not None else self._wanted(x)
             if self.value_places is not None:
                 wanted = self.value_places.of_rows(wanted)
             states = self._norm(wanted, "final_norm", None) if c.final_norm else wanted
@@ -169,6 +175,10 @@ class _Decoder:
         for name, updated in self.caches.items():
             self.graph.alias(updated, name)
         return DecoderProgram(self.layers.lowered(), self.layers.weights, tuple(self.caches))
+
+    def _wanted(self, x: Any) -> Any:
+        """The rows [B,R,..] of [B,S,..] that are asked for."""
+        return ops.gather_nd(x, ops.expand_dims(self.rows, -1), axes=(1,), batch_dims=1)
 
     def _placed(self, x: Any) -> Any:
         return x if self.value_places is None else self.value_places.of_hidden(x)
@@ -203,6 +213,8 @@ class _Decoder:
                 )
                 x = self._norm(x, "source_norm", layer) if c.sum_norms else x
         with named_scope("feed forward"):
+            if layer == self.cut_layer:
+                given, read, x = map(self._wanted, (given, read, x))
             if not c.shared_norm:
                 read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
             x = self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)

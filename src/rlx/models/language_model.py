@@ -406,7 +406,9 @@ class LanguageModel:
             from rlx.models.layouts import whole_places
 
             places = whole_places(self._layout, files.config)
-        return build_decoder(files.config, files.weights, kv_dtype, gives_states, files.adapters, places)
+        # Decode steps of other devices want all layers alike, and a program that is divided keeps its rows in place.
+        cuts_rows = self._layout is None and str(self._session.device) == "cpu"
+        return build_decoder(files.config, files.weights, kv_dtype, gives_states, files.adapters, places, cuts_rows)
 
     def _runner_of(self, built: DecoderProgram, files: DecoderFiles) -> DecoderRunner:
         """A program with its weights."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 
 from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.tiles import transposed
-from rlx.kernels.cpu.ops import OpSite, op_kernel
+from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.ir.builder import KernelBuilder
-from rlx.kernels.ir.loop_ir import Value, ValueType
+from rlx.kernels.ir.loop_ir import Const, Value, ValueType
 from rlx.ops.lowered.int8_products import BLOCK
 from rlx.ops.lowered.int16_products import (
     BELOW_EXPONENT,
@@ -46,10 +47,11 @@ def int16_rows(site: OpSite) -> None:
         with k.loop("row", first, k.min(first + chunk, rows)) as row, k.loop("block", 0, depth // BLOCK) as block:
             place = x.offset + row * depth + block * BLOCK
             parts = [k.load(x.buffer, place + j, lanes=lanes) for j in range(0, BLOCK, lanes)]
-            scale = _scale(k, parts, ROW_LENGTH)
+            scale = _row_scale(k, parts)
             to = y.offset + row * (depth // BLOCK * ROW_BLOCK) + block * ROW_BLOCK
-            for j, part in enumerate(_codes(k, parts, scale)):
-                k.store(y.buffer, to + j * lanes, part)
+            inverse = k.splat(k.const(1.0, F32) / scale, lanes)
+            for j, part in enumerate(_whole(k, parts, inverse)):
+                k.store(y.buffer, to + j * lanes, k.cast(part, I16))
             k.store(y.buffer, to + BLOCK, k.bitcast(scale, ValueType(I16, PAIR)))
 
 
@@ -57,7 +59,7 @@ def int16_rows(site: OpSite) -> None:
     Int16Panels, kind="layout", supports=lambda op, operands: operands[0].dtype in (BF16, F16, F32), strided=(0,)
 )
 def int16_panels(site: OpSite) -> None:
-    """One panel in each parallel iteration: block by block as many columns as a vector has lanes, which are turned."""
+    """One panel in each parallel iteration: block by block as many columns as a vector has lanes."""
     k, op, (w,), (y,) = site.k, site.op, site.inputs, site.outputs
     assert isinstance(op, Int16Panels)
     rows, columns = w.dims
@@ -68,54 +70,63 @@ def int16_panels(site: OpSite) -> None:
     with k.parallel("panel", count) as panel, k.loop("block", 0, blocks) as block:
         to = (panel * blocks + block) * line
         with k.loop("v", 0, op.width, lanes) as v:
-            words: list[list[Value]] = []
-            for c in range(lanes):
-                column = k.min(panel * op.width + v + c, columns - 1)
-                places = [w.at(block * BLOCK + j, column) for j in range(0, BLOCK, lanes)]
-                parts = [k.cast(k.load(w.buffer, at, lanes=lanes, stride=w.strides[0]), F32) for at in places]
-                scale = _scale(k, parts, COLUMN_LENGTH)
-                # The next power of two.
-                bits = (k.bitcast(scale, U32) + BELOW_EXPONENT) & EXPONENT
-                bits = k.select(k.eq(scale, scale), bits, NO_NUMBER)
-                codes = _codes(k, parts, k.bitcast(bits, F32))
-                k.store(y.buffer, to + v + c, k.cast(k.bitcast(bits >> 16, I32), I16))
-                words.append(_words(k, codes))
-            for first in range(0, BLOCK // PAIR, lanes):
-                turned = transposed(k, [column[first // lanes] for column in words]) if lanes > 1 else []
-                for i, word in enumerate(turned):
-                    place = to + op.width + (first + i) * (op.width * PAIR) + v * PAIR
-                    k.store(y.buffer, place, k.bitcast(word, ValueType(I16, lanes * PAIR)))
-                for i in range(PAIR if lanes == 1 else 0):
-                    place = to + op.width + first * (op.width * PAIR) + v * PAIR + i
-                    k.store(y.buffer, place, words[0][first * PAIR + i])
+            values = _columns(k, w, block * BLOCK, panel * op.width + v, lanes)
+            scale = _scale(k, values, COLUMN_LENGTH)
+            # The next power of two.
+            bits = (k.bitcast(scale, ValueType(U32, lanes)) + BELOW_EXPONENT) & EXPONENT
+            bits = k.select(k.eq(scale, scale), bits, NO_NUMBER)
+            codes = _whole(k, values, k.const(1.0, ValueType(F32, lanes)) / k.bitcast(bits, ValueType(F32, lanes)))
+            k.store(y.buffer, to + v, k.cast(k.bitcast(bits >> 16, ValueType(I32, lanes)), I16))
+            for i, (low, high) in enumerate(zip(codes[::PAIR], codes[1::PAIR])):
+                word = (low & 0xFFFF) | (high << 16)
+                place = to + op.width + i * (op.width * PAIR) + v * PAIR
+                k.store(y.buffer, place, k.bitcast(word, ValueType(I16, lanes * PAIR)))
+
+
+def _columns(k: KernelBuilder, w: Slab, row: Value, column: Value, lanes: int) -> list[Value]:
+    """The elements of a block of rows, each as a vector over columns; those after the last one are copies of it."""
+    last = w.dims[1] - 1
+    along = w.strides[0]
+    if lanes > 1 and not (isinstance(along, Const) and along.literal == 1):
+        numbers = k.min(k.iota(DType.I64, lanes) + column, k.splat(last, lanes))
+        starts = numbers * w.strides[1] + w.at(row)
+        return [k.cast(k.load(w.buffer, starts + along * j, lanes=lanes), F32) for j in range(BLOCK)]
+    starts_of = [w.at(row, k.min(column + c, last)) for c in range(lanes)]
+    found: list[Value] = []
+    for first in range(0, BLOCK, lanes):
+        places = [start + along * first for start in starts_of]
+        lines = [k.cast(k.load(w.buffer, place, lanes=lanes), F32) for place in places]
+        found += transposed(k, lines)
+    return found
 
 
 def _scale(k: KernelBuilder, parts: list[Value], longest: float) -> Value:
-    """That of a block, whose elements are vectors or single numbers."""
-    largest = k.max(_reduced(k, "max", [k.abs(x) for x in parts]), LEAST)
-    inverse = k.splat(k.const(COARSE, F32) / largest, parts[0].lanes)
-    coarse = [k.cast(k.op("round", x * inverse), I32) for x in parts]
-    square = _reduced(k, "add", [x * x for x in coarse])
+    """That of a block, in each lane: `parts` are the elements of a block of every lane."""
+    return _scale_of(k, functools.reduce(k.max, map(k.abs, parts)), lambda inverse: _whole(k, parts, inverse), longest)
+
+
+def _row_scale(k: KernelBuilder, parts: list[Value]) -> Value:
+    """The scale of a block whose elements are the lanes of some vectors."""
+    lanes = parts[0].lanes
+
+    def coarse(inverse: Value) -> list[Value]:
+        return _whole(k, parts, k.splat(inverse, lanes))
+
+    largest = k.reduce("max", functools.reduce(k.max, map(k.abs, parts)))
+    return _scale_of(k, largest, coarse, ROW_LENGTH)
+
+
+def _scale_of(k: KernelBuilder, largest: Value, coarse_by: Callable[[Value], list[Value]], longest: float) -> Value:
+    largest = k.max(largest, LEAST)
+    coarse = coarse_by(k.const(COARSE, largest.type) / largest)
+    square = functools.reduce(operator.add, [x * x for x in coarse])
+    if largest.lanes == 1:
+        square = k.reduce("add", square)
     length = k.sqrt(k.cast(square, F32)) + COARSE_ERROR
     found = largest * (1 / COARSE) * k.max(length * (1 / longest), COARSE / LARGEST)
     return k.select(k.eq(found, found), found, float("nan"))
 
 
-def _reduced(k: KernelBuilder, op: str, parts: list[Value]) -> Value:
-    combine = k.max if op == "max" else operator.add
-    whole = functools.reduce(combine, parts)
-    return k.reduce(op, whole)
-
-
-def _codes(k: KernelBuilder, parts: list[Value], scale: Value) -> list[Value]:
-    inverse = k.splat(k.const(1.0, F32) / scale, parts[0].lanes)
-    return [k.cast(k.cast(k.op("round", x * inverse), I32), I16) for x in parts]
-
-
-def _words(k: KernelBuilder, codes: list[Value]) -> list[Value]:
-    """Two neighbours as one word, as many words in a vector as there were codes; single codes as they are."""
-    lanes = codes[0].lanes
-    if lanes == 1:
-        return codes
-    joined = [k.shuffle(x, range(2 * lanes), y) for x, y in zip(codes[::2], codes[1::2])]
-    return [k.bitcast(x, ValueType(I32, lanes)) for x in joined]
+def _whole(k: KernelBuilder, parts: list[Value], factor: Value) -> list[Value]:
+    """Each part times a factor, as the nearest whole numbers."""
+    return [k.cast(k.op("round", x * factor), I32) for x in parts]
