@@ -10,7 +10,7 @@ from rlx import ops
 from rlx.errors import InternalError
 from rlx.kernels.cpu.block_bits import NOWHERE, block_bits
 from rlx.kernels.machines import host
-from rlx.ops.lowered.int8_products import Int8Panels
+from rlx.ops.lowered.int8_products import Int8Lines, Int8Panels
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.quant.decode import FORMATS
 from rlx.quant.fields import PANEL_FORMATS
@@ -92,3 +92,14 @@ def test_int8_panels_are_those_of_the_definition(k, n, width):
             for one, other in zip(found, Int8Panels(width).eval(values), strict=True):
                 np.testing.assert_array_equal(one, other)
     run.check_everywhere(w)
+
+
+@pytest.mark.parametrize(("k", "n", "width"), [(8, 5, 4), (64, 33, 16), (132, 200, 64), (4, 1, 2)])
+def test_int8_lines_are_those_of_the_definition(k, n, width):
+    values = rng.integers(-128, 128, (k, n)).astype(np.int8)
+    turned = Program(lambda x: Int8Lines(width)(ops.transpose(x, (1, 0))), ((n, k), "i8"), kinds=["layout"])
+    for found in (
+        Program(Int8Lines(width), ((k, n), "i8"), kinds=["layout"])(values),
+        turned(np.ascontiguousarray(values.T)),
+    ):
+        np.testing.assert_array_equal(found[0], Int8Lines(width).eval(values))

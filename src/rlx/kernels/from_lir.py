@@ -80,6 +80,7 @@ def generator(machine: Machine) -> Generator:
         _line_bytes(machine),
         shares_lines=machine.shares_lines,
         has_byte_dots=lambda layout: has_fast_dots(machine, layout),
+        has_dot4=bool(machine.dot4_lanes) and not machine.is_gpu,
         reads_rows=machine.gpu == "nvptx",
         widens_experts=not machine.is_gpu,
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),

@@ -56,7 +56,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "fft": ("FftLines", "FftHalves", "FftRealLines"),
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
-    "int8_panels": ("Int8Panels",),
+    "int8_panels": ("Int8Lines", "Int8Panels"),
     "lu_steps": ("LuStep",),
     "pair_factors": ("Hessenberg", "PairBasis", "PairBidiagonal", "PairLu", "PairReflectors"),
     "plane_rotations": ("TridiagonalRotations", "BidiagonalRotations", "RotatedRows"),
