@@ -26,6 +26,8 @@ SHORT, SHORT_IN_LANES, ENOUGH_LANES = 64, 128, 8
 # So many first elements of a row are kept in a list; for more, rows are sorted.
 MOST_KEPT = 64
 DIGIT = 256
+# Sequences up to so many times the lanes of an index are looked through, for so many vectors of values at once.
+LOOKED_THROUGH, BESIDE = 24, 4
 
 
 def _is_native(op: Op, operands: Sequence[Shape]) -> bool:
@@ -251,8 +253,8 @@ class _Top:
 
 @op_kernel(SearchSorted, kind="search", supports=_is_native)
 def search_sorted(site: OpSite) -> None:
-    """Binary search, a value per lane: from the largest power of two on, go so far if everything up to there comes
-    before the value."""
+    """Short sequences are looked through. Of others binary search, a value per lane: from the largest power of two on,
+    go so far if everything up to there comes before the value."""
     k, op = site.k, site.op
     assert isinstance(op, SearchSorted)
     (sequence, values), (y,) = site.inputs, site.outputs
@@ -263,6 +265,10 @@ def search_sorted(site: OpSite) -> None:
     # Nothing is read of an empty sequence.
     steps = k.select(count > 0, k.as_index(powers), 0)
 
+    lanes = min(site.machine.lanes(d) for d in (values.shape.dtype, DType.I64))
+    if isinstance(size, int) and size <= LOOKED_THROUGH * lanes and lanes > 1:
+        _look_through(site, rows, row_length=length)
+        return
     with strips(k, rows, length, 512) as (row, start, stop):
 
         def search(i: Value, lanes: int, mask: Value | None) -> None:
@@ -277,6 +283,29 @@ def search_sorted(site: OpSite) -> None:
             k.store(y.buffer, row * length + i, k.cast(f.results[0], DType.I32), mask=mask)
 
         along(k, site.machine, [values.shape.dtype, DType.I64], start, stop, search)
+
+
+def _look_through(site: OpSite, rows: Value, row_length: Value) -> None:
+    """How many of a sequence come before a value, for many values at once."""
+    k, op = site.k, site.op
+    assert isinstance(op, SearchSorted)
+    (sequence, values), (y,) = site.inputs, site.outputs
+    count, dtypes = sequence.dims[-1], [values.shape.dtype, DType.I32]
+    wide = BESIDE * min(site.machine.lanes(d) for d in dtypes)
+    with strips(k, rows, row_length, 4096) as (row, start, stop):
+
+        def search(i: Value, lanes: int, mask: Value | None) -> None:
+            value = _key(k, k.load(values.buffer, row * row_length + i, lanes=lanes, mask=mask))
+            with k.fold("j", 0, count, init=[k.const(0, ValueType(DType.I32, lanes))]) as f:
+                other = k.splat(_key(k, k.load(sequence.buffer, row * count + f.index)), lanes)
+                before = (other <= value) if op.right else (other < value)
+                f.next(f.values[0] + k.cast(before, DType.I32))
+            k.store(y.buffer, row * row_length + i, f.results[0], mask=mask)
+
+        whole = start + (stop - start) // wide * wide
+        with k.loop("i", start, whole, wide) as i:
+            search(i, wide, None)
+        along(k, site.machine, dtypes, whole, stop, search)
 
 
 def _key(k: KernelBuilder, x: Value) -> Value:
