@@ -311,3 +311,23 @@ def test_the_interpreter_and_all_targets_agree_on_updates():
     scatter.check_everywhere(table, rows, np.array([[4], [9], [4]], "i4"))
     taken = Program(lambda x, i: ops.dynamic_slice(ops.transpose(x, (1, 0)), [i, i], (3, 2)), types[0], ((), "i8"))
     taken.check_everywhere(table, np.array(-4, "i1"))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32", "i8", "f64"])
+@pytest.mark.parametrize("count", [1, 7, 8, 16, 17, 50, 64])
+def test_lists_of_the_first_of_any_length(count, dtype):
+    """Equals in the order in which they stand, the smallest of a type and NaN among the first that are read."""
+    x = values((5, 200), dtype)
+    if x.dtype.kind == "i":
+        x[0, :70] = np.iinfo(x.dtype).min
+        x[1] = np.iinfo(x.dtype).min
+    else:
+        x[0, :70:3] = np.nan
+        x[1] = np.nan
+        x[2, :100] = -np.inf
+    program = Program(lambda x: TopKWithValues(count)(x), ((5, 200), dtype), kinds=["top"])
+    found, places = program(x)
+    keys = -x.astype("f8")
+    wanted = np.argsort(keys, axis=-1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(places, wanted)
+    np.testing.assert_array_equal(found, np.take_along_axis(x, wanted, -1))
