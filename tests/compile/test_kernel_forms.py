@@ -351,3 +351,20 @@ def test_products_of_bytes_that_are_small_or_have_no_dots_stay():
     ):
         graph = build(lambda a, b: ops.cast(a, "i32") @ ops.cast(b, "i32"), a, b)
         assert "int8_matmul" not in names(kernel_forms(graph, GENERATOR._replace(has_dot4=True)))
+
+
+@pytest.mark.parametrize("store", ["param", "constant"])
+def test_stored_weights_of_products_of_bytes_stay_bytes(store):
+    """They become panels when they are set, not numbers of 32 bits, and the product begins with their sums."""
+    a, w, zero = _integers("u1", 7, 64), _integers("i1", 64, 40), np.array(121, "i4")
+    graph = rlx.Graph("quantized")
+    x, z = graph.input("x", ("B", 64), "u8"), graph.input("z", (), "i32")
+    weight = graph.param("w", w.shape, "i8") if store == "param" else graph.constant(w)
+    graph.set_outputs([(ops.cast(x, "i32") - z) @ ops.cast(weight, "i32")])
+    compiled = rlx.Session("cpu").compile(graph)
+    if store == "param":
+        compiled.set_param("w", w)
+    [found] = compiled.run({"x": a, "z": zero})
+    np.testing.assert_array_equal(found, (a.astype("i4") - zero) @ w.astype("i4"))
+    has_dots = bool(host().dot4_lanes)
+    assert ([row.kind for row in compiled.report.kernels if "int8_matmul" in row.ops] == ["matmul"]) == has_dots
