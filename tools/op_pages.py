@@ -63,7 +63,7 @@ WHY_PRIMITIVE = {
     "Meaning that users register.": "custom",
     "Stored formats that are decoded bit by bit.": "dequant_moe_weights",
     "A weight as a kernel wants to find it in memory: laid out once, when weights are set.": """quant_panels int8_panels
-        int16_panels""",
+        int8_lines int16_panels""",
     "A product or lookup that decodes such a weight while it reads, and never holds it whole.": """panel_matmul
         panel_gather expert_matmul""",
     "A product as tensor cores form it: of bytes, or of what windows see in a picture; compilers put it there.": """

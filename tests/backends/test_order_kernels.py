@@ -201,14 +201,15 @@ def test_long_rows_are_joined_in_parts(kind, reverse):
         np.testing.assert_allclose(program(x)[0], wanted, rtol=1e-4, atol=2e-6 * size)
 
 
+def wide(x):
+    return x.astype("f8") if x.dtype.kind not in "iub" else x
+
+
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES[:-1])
 def test_places_in_sorted_sequences(dtype, right):
     side = "right" if right else "left"
     program = Program(lambda s, v: SearchSorted(right)(s, v), (("N",), dtype), (("M",), dtype), kinds=["search"])
-
-    def wide(x):
-        return x.astype("f8") if x.dtype.kind not in "iub" else x
 
     for n, m in [(0, 3), (1, 5), (7, 0), (64, 100), (1000, 33)]:
         sequence, found = np.sort(wide(values(n, dtype))).astype(rlx.DType.of(dtype).numpy), values(m, dtype)
@@ -217,6 +218,23 @@ def test_places_in_sorted_sequences(dtype, right):
     sequence, found = np.sort(wide(values((3, 20), dtype))).astype(rlx.DType.of(dtype).numpy), values((3, 9), dtype)
     wanted = [np.searchsorted(wide(s), wide(v), side) for s, v in zip(sequence, found)]
     np.testing.assert_array_equal(rows(sequence, found)[0], wanted)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "u32", "i64"])
+def test_places_in_sequences_of_a_known_size(dtype, right):
+    """Short ones are looked through, for several vectors of values at once and for what is behind them."""
+    side = "right" if right else "left"
+    for n, m in ((1, 5), (20, 131), (50, 300), (96, 64), (97, 70), (192, 65), (193, 65)):
+        sequence, found = values(n, dtype), values(m, dtype)
+        sequence = np.sort(wide(sequence)).astype(sequence.dtype)
+        program = Program(lambda s, v: SearchSorted(right)(s, v), ((n,), dtype), ((m,), dtype), kinds=["search"])
+        wanted = np.searchsorted(wide(sequence), wide(found), side)
+        np.testing.assert_array_equal(program(sequence, found)[0], wanted)
+    rows, found = np.sort(wide(values((3, 20), dtype))).astype(rlx.DType.of(dtype).numpy), values((3, 90), dtype)
+    program = Program(lambda s, v: SearchSorted(right)(s, v), ((3, 20), dtype), ((3, 90), dtype), kinds=["search"])
+    wanted = [np.searchsorted(wide(s), wide(v), side) for s, v in zip(rows, found)]
+    np.testing.assert_array_equal(program(rows, found)[0], wanted)
 
 
 KEYED = ((("B", 2), "u32"), (("B",), "u64"), (("N",), "f32"))
@@ -270,6 +288,7 @@ SMALL = {
     "search bools": (lambda x: ArgReduce("argmax", 1)(x), ((3, 70), "bool")),
     "max columns": (lambda x: Cumulative("max", 0)(x), ((4, 19), "f32")),
     "search": (lambda x: SearchSorted()(ops.reshape(x, (19,)), ops.reshape(x, (19,))), ((1, 19), "i32")),
+    "search long": (lambda x: SearchSorted()(ops.reshape(x, (400,)), ops.reshape(x, (400,))), ((1, 400), "i32")),
 }
 
 
@@ -292,3 +311,23 @@ def test_the_interpreter_and_all_targets_agree_on_updates():
     scatter.check_everywhere(table, rows, np.array([[4], [9], [4]], "i4"))
     taken = Program(lambda x, i: ops.dynamic_slice(ops.transpose(x, (1, 0)), [i, i], (3, 2)), types[0], ((), "i8"))
     taken.check_everywhere(table, np.array(-4, "i1"))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32", "i8", "f64"])
+@pytest.mark.parametrize("count", [1, 7, 8, 16, 17, 50, 64])
+def test_lists_of_the_first_of_any_length(count, dtype):
+    """Equals in the order in which they stand, the smallest of a type and NaN among the first that are read."""
+    x = values((5, 200), dtype)
+    if x.dtype.kind == "i":
+        x[0, :70] = np.iinfo(x.dtype).min
+        x[1] = np.iinfo(x.dtype).min
+    else:
+        x[0, :70:3] = np.nan
+        x[1] = np.nan
+        x[2, :100] = -np.inf
+    program = Program(lambda x: TopKWithValues(count)(x), ((5, 200), dtype), kinds=["top"])
+    found, places = program(x)
+    keys = -x.astype("f8")
+    wanted = np.argsort(keys, axis=-1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(places, wanted)
+    np.testing.assert_array_equal(found, np.take_along_axis(x, wanted, -1))

@@ -12,7 +12,7 @@ from rlx import ops
 from rlx.errors import InternalError
 from rlx.kernels.cpu.block_bits import NOWHERE, block_bits
 from rlx.kernels.machines import host
-from rlx.ops.lowered.int8_products import Int8Panels
+from rlx.ops.lowered.int8_products import Int8Lines, Int8Panels
 from rlx.ops.lowered.int16_products import Int16Panels, Int16Rows
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.quant.decode import FORMATS
@@ -130,3 +130,14 @@ def test_int16_rows_are_those_of_the_definition():
     for values in (x, np.ascontiguousarray(extreme(x.T, "f32").T), x * np.float32(2.0**-140), x * np.float32(2.0**100)):
         np.testing.assert_array_equal(run(values)[0], Int16Rows().eval(values))
     run.check_everywhere(x)
+
+
+@pytest.mark.parametrize(("k", "n", "width"), [(8, 5, 4), (64, 33, 16), (132, 200, 64), (4, 1, 2)])
+def test_int8_lines_are_those_of_the_definition(k, n, width):
+    values = rng.integers(-128, 128, (k, n)).astype(np.int8)
+    turned = Program(lambda x: Int8Lines(width)(ops.transpose(x, (1, 0))), ((n, k), "i8"), kinds=["layout"])
+    for found in (
+        Program(Int8Lines(width), ((k, n), "i8"), kinds=["layout"])(values),
+        turned(np.ascontiguousarray(values.T)),
+    ):
+        np.testing.assert_array_equal(found[0], Int8Lines(width).eval(values))

@@ -307,3 +307,64 @@ def test_powers_with_other_exponents_stay():
     x = np.ones(4, "f4")
     for exponent in (2.5, -3, 17):
         assert names(forms(build(lambda x, e=exponent: x**e, x))) == ["pow"]
+
+
+def _integers(dtype, *shape):
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("depth", [16, 17, 131])
+@pytest.mark.parametrize("kind", ["i1", "u1"])
+def test_products_of_bytes_add_four_at_a_time(kind, depth):
+    """With and without what quantised models take from activations: exact, whatever the numbers are."""
+    a, b = _integers(kind, 6, depth), _integers("i1", depth, 33)
+    rows = _integers("i4", 6, 1)
+    wide = [x.astype("i4") for x in (a, b)]
+    cases = {
+        "as they are": (lambda a, b: ops.matmul(a, b, out_dtype="i32"), wide[0] @ wide[1]) if kind == "i1" else None,
+        "cast": (lambda a, b: ops.cast(a, "i32") @ ops.cast(b, "i32"), wide[0] @ wide[1]),
+        "one zero": (lambda a, b: (ops.cast(a, "i32") - 113) @ ops.cast(b, "i32"), (wide[0] - 113) @ wide[1]),
+        "a zero for each row": (
+            lambda a, b, z: (ops.cast(a, "i32") - z) @ ops.cast(b, "i32"),
+            (wide[0] - rows) @ wide[1],
+        ),
+    }
+    for name, case in cases.items():
+        if case is not None:
+            function, wanted = case
+            operands = (a, b, rows) if name == "a zero for each row" else (a, b)
+            graph = build(function, *operands)
+            has_dots = kernel_forms(graph, GENERATOR._replace(has_dot4=True))
+            assert "int8_matmul" in names(has_dots) and "matmul" not in names(has_dots), name
+            assert "int8_matmul" not in names(kernel_forms(graph, GENERATOR._replace(has_dot4=False)))
+            given = {f"x{i}": x for i, x in enumerate(operands)}
+            np.testing.assert_array_equal(interpret(has_dots, given)[0], wanted)
+            np.testing.assert_array_equal(rlx.Session("cpu").compile(graph).run(given)[0], wanted)
+
+
+def test_products_of_bytes_that_are_small_or_have_no_dots_stay():
+    for a, b in (
+        (_integers("i1", 2, 64), _integers("i1", 64, 64)),
+        (_integers("i1", 8, 64), _integers("i1", 64, 8)),
+        (_integers("i1", 8, 64), _integers("u1", 64, 64)),
+    ):
+        graph = build(lambda a, b: ops.cast(a, "i32") @ ops.cast(b, "i32"), a, b)
+        assert "int8_matmul" not in names(kernel_forms(graph, GENERATOR._replace(has_dot4=True)))
+
+
+@pytest.mark.parametrize("store", ["param", "constant"])
+def test_stored_weights_of_products_of_bytes_stay_bytes(store):
+    """They become panels when they are set, not numbers of 32 bits, and the product begins with their sums."""
+    a, w, zero = _integers("u1", 7, 64), _integers("i1", 64, 40), np.array(121, "i4")
+    graph = rlx.Graph("quantized")
+    x, z = graph.input("x", ("B", 64), "u8"), graph.input("z", (), "i32")
+    weight = graph.param("w", w.shape, "i8") if store == "param" else graph.constant(w)
+    graph.set_outputs([(ops.cast(x, "i32") - z) @ ops.cast(weight, "i32")])
+    compiled = rlx.Session("cpu").compile(graph)
+    if store == "param":
+        compiled.set_param("w", w)
+    [found] = compiled.run({"x": a, "z": zero})
+    np.testing.assert_array_equal(found, (a.astype("i4") - zero) @ w.astype("i4"))
+    has_dots = bool(host().dot4_lanes)
+    assert ([row.kind for row in compiled.report.kernels if "int8_matmul" in row.ops] == ["matmul"]) == has_dots

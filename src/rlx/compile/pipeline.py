@@ -20,6 +20,7 @@ from rlx.compile.fuse.group import group
 from rlx.compile.generators import Generator
 from rlx.compile.lower.attention import split_attention
 from rlx.compile.lower.attention_logs import share_logs
+from rlx.compile.lower.code_products import code_products
 from rlx.compile.lower.lower import kernel_forms, name_results
 from rlx.compile.memory.in_place import store_in_place, with_copies
 from rlx.compile.memory.liveness import is_pure_view
@@ -181,8 +182,12 @@ def _use_integers(c: Compilation) -> Compilation:
 
 
 def _pack_floats(graph: Graph, settings: Settings) -> Graph:
-    assert settings.generator is not None and settings.generator.panel_width is not None
-    return pack_weights(graph, settings.generator.panel_width, settings.generator.has_pairs)
+    generator = settings.generator
+    assert generator is not None and generator.panel_width is not None
+    if generator.has_dot4:
+        # Weights of 8 bits stay bytes: panels of numbers would hold them in 32.
+        graph = code_products(graph, generator.panel_width)
+    return pack_weights(graph, generator.panel_width, generator.has_pairs)
 
 
 def _split_prepare(c: Compilation) -> Compilation:

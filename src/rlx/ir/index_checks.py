@@ -91,8 +91,8 @@ def _are_valid(ids: Any, sizes: Dims) -> bool:
         numbers = ids.ravel().tolist()
         return not numbers or (-size <= min(numbers) and max(numbers) < size)
     # Read as numbers without sign, negative ones are larger than any size.
-    numbers = np.asarray(ids).view(_UNSIGNED[ids.dtype.itemsize])
-    return bool(np.maximum.reduce(numbers, axis=None) < min(size, 1 << (8 * ids.dtype.itemsize - 1)))
+    words = np.asarray(ids).view(_UNSIGNED[ids.dtype.itemsize])
+    return bool(np.maximum.reduce(words, axis=None) < min(size, 1 << (8 * ids.dtype.itemsize - 1)))
 
 
 class QuickChecks:

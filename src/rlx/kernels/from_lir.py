@@ -82,6 +82,7 @@ def generator(machine: Machine) -> Generator:
         shares_lines=machine.shares_lines,
         has_byte_dots=lambda layout: has_fast_dots(machine, layout),
         has_word_dots=has_word_dots(machine),
+        has_dot4=bool(machine.dot4_lanes) and not machine.is_gpu,
         reads_rows=machine.gpu == "nvptx",
         widens_experts=not machine.is_gpu,
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),

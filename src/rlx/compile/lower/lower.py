@@ -19,6 +19,7 @@ from rlx.compile.fuse.node_roles import kernel_kind
 from rlx.compile.generators import Generator
 from rlx.compile.lower.byte_products import byte_products
 from rlx.compile.lower.channels_last import channels_last
+from rlx.compile.lower.code_products import code_product
 from rlx.compile.lower.column_sums import column_parts
 from rlx.compile.lower.complex_numbers import complex_form
 from rlx.compile.lower.complex_scans import scan_of_parts
@@ -222,6 +223,11 @@ class _Forms:
                 return parts
         if isinstance(op, Binary) and op.kind is BinaryOp.Pow and not operands[0].dtype.is_complex:
             return power_form(self.generator.has_f64, *operands)
+        width = self.generator.panel_width
+        if isinstance(op, MatMul) and self.generator.has_dot4 and width is not None:
+            codes = code_product(op, width, *operands)
+            if codes is not None:
+                return codes
         if not self.generator.has_f64 and type(op) in IN_F64:
             return None
         if isinstance(op, Concat) and 0 < self.generator.most_operands < len(operands):

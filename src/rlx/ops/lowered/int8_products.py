@@ -20,7 +20,7 @@ from rlx.ops.define.samples import Sample, sample, spec
 from rlx.quant.panels import PANEL_ROWS, PanelFormat, unpack_rows, word_order
 from rlx.quant.schemes import QuantScheme
 
-__all__ = ["Int8BlockMatMul", "Int8Blocks", "Int8MatMul", "Int8Panels"]
+__all__ = ["Int8BlockMatMul", "Int8Blocks", "Int8Lines", "Int8MatMul", "Int8Panels"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,22 +72,47 @@ class Int8Panels(_Int8Op):
         return panels, Shape((n,), DType.F32)
 
     def eval(self, w: Array) -> tuple[Array, Array]:
-        k, n = w.shape
         with np.errstate(all="ignore"):
             scale = np.abs(w).max(0, initial=0).astype(np.float32) / np.float32(LEVELS)
             found = w / np.where(scale > 0, scale, 1)
-        codes = np.zeros((k, -(-n // self.width) * self.width), np.int8)
         # What is no number has no code; its scale makes the whole column one that is none.
-        codes[:, :n] = np.clip(np.rint(np.nan_to_num(found, nan=0.0)), -LEVELS, LEVELS)
-        start = -ZERO * codes.sum(0, dtype=np.int32)
-        lines = codes.reshape(k // WORD, WORD, -1, self.width).transpose(2, 0, 3, 1)
-        first = start.astype("<i4").view(np.int8).reshape(-1, 1, self.width, WORD)
-        return np.ascontiguousarray(np.concatenate([first, lines], axis=1)), scale
+        codes = np.clip(np.rint(np.nan_to_num(found, nan=0.0)), -LEVELS, LEVELS).astype(np.int8)
+        return _panels(codes, self.width), scale
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for k, n, width in ((8, 5, 4), (64, 33, 16), (4, 1, 2), (12, 16, 16)):
             yield sample(cls(width), spec(k, n), dtypes=("f32",))
+
+
+def _panels(codes: Array, width: int) -> Array:
+    """Codes i8[k, n] in panels of so many columns, each behind the sums to start from."""
+    k, n = codes.shape
+    filled = np.zeros((k, -(-n // width) * width), np.int8)
+    filled[:, :n] = codes
+    start = -ZERO * filled.sum(0, dtype=np.int32)
+    lines = filled.reshape(k // WORD, WORD, -1, width).transpose(2, 0, 3, 1)
+    first = start.astype("<i4").view(np.int8).reshape(-1, 1, width, WORD)
+    return np.ascontiguousarray(np.concatenate([first, lines], axis=1))
+
+
+@op("int8_lines")
+class Int8Lines(_Int8Op):
+    """A matrix i8[k, n] in the panels of `int8_panels`, with its elements as codes."""
+
+    width: int
+
+    def infer(self, w: Shape) -> Shape:
+        require_dtype(self, w.dtype is DType.I8, "a matrix i8[k, n]", w)
+        return Int8Panels(self.width).infer(w.with_dtype(DType.F32))[0]
+
+    def eval(self, w: Array) -> Array:
+        return _panels(w, self.width)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for k, n, width in ((8, 5, 4), (64, 33, 16), (4, 1, 2), (12, 16, 16)):
+            yield sample(cls(width), spec(k, n, dtype="i8"), dtypes=("i8",))
 
 
 @op("int8_matmul")

@@ -57,7 +57,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "int16_words": ("Int16Panels", "Int16Rows"),
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
-    "int8_panels": ("Int8Panels",),
+    "int8_panels": ("Int8Lines", "Int8Panels"),
     "lu_steps": ("LuStep",),
     "pair_factors": ("Hessenberg", "PairBasis", "PairBidiagonal", "PairLu", "PairReflectors"),
     "plane_rotations": ("TridiagonalRotations", "BidiagonalRotations", "RotatedRows"),

@@ -11,7 +11,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
-from rlx.kernels.cpu.ops.sort_keys import key_dtype, largest, sort_key
+from rlx.kernels.cpu.ops.sort_keys import key_dtype, largest, smallest, sort_key
 from rlx.kernels.cpu.ops.sort_network import RowNetwork, deal_out_rows
 from rlx.kernels.cpu.ops.strips import along, are_native, strips, whole_rows
 from rlx.kernels.ir.builder import KernelBuilder
@@ -23,9 +23,11 @@ from rlx.ops.reduction.sort import SearchSorted, TopK, TopKWithValues
 # Rows up to a length are ranked by comparing all pairs, many at once, the second where there are so many lanes: dealing
 # a row out costs 256 counts for each digit, so that eight lanes are faster up to about 140 elements, sixteen up to 180.
 SHORT, SHORT_IN_LANES, ENOUGH_LANES = 64, 128, 8
-# So many first elements of a row are kept in a list; for more, rows are sorted.
-MOST_KEPT = 64
+# So many first elements of a row are kept in a list, long ones in vectors; for more, rows are sorted.
+MOST_KEPT, LONG_LIST = 64, 8
 DIGIT = 256
+# Sequences up to so many times the lanes of an index are looked through, for so many vectors of values at once.
+LOOKED_THROUGH, BESIDE = 24, 4
 
 
 def _is_native(op: Op, operands: Sequence[Shape]) -> bool:
@@ -187,8 +189,13 @@ class _Top:
         (self.x,) = site.inputs
         *self.values, self.ids = site.outputs
         self.dtype = key_dtype(self.x.shape.dtype)
-        self.keys = self.k.local("keys", self.dtype, self.count)
-        self.places = self.k.local("places", DType.I32, self.count)
+        lanes = min(site.machine.lanes(self.dtype), site.machine.lanes(DType.I32))
+        # A vector that is read beside where one was just written waits for it: short lists move element by element.
+        self.lanes = 1 if self.count < LONG_LIST else lanes
+        # In front of the list is a key that comes before all others; vectors of it may reach beyond its end.
+        self.blocks = -(-self.count // self.lanes)
+        self.keys = self.k.local("keys", self.dtype, 1 + self.blocks * self.lanes)
+        self.places = self.k.local("places", DType.I32, 1 + self.blocks * self.lanes)
 
     def key(self, first: Value, i: Value, lanes: int = 1) -> Value:
         step = self.x.strides[-1]
@@ -202,8 +209,11 @@ class _Top:
             first = self.x.at(*unflatten(row, lead))
             # Rows are at least as long as the list; symbolic sizes that are not must not be read beyond their end.
             filled = k.min(length, self.count)
-            with k.loop("j", 0, self.count) as j:
-                k.store(self.keys, j, largest(k, k.const(0, ValueType(self.dtype))))
+            none = k.const(0, ValueType(self.dtype))
+            k.store(self.keys, 0, smallest(k, none))
+            k.store(self.places, 0, 0)
+            with k.loop("j", 1, 1 + self.blocks * self.lanes) as j:
+                k.store(self.keys, j, largest(k, none))
                 k.store(self.places, j, 0)
             with k.loop("i", 0, filled) as i:
                 self.insert(self.key(first, i), i, i)
@@ -216,7 +226,7 @@ class _Top:
             self.store(row, first)
 
     def last(self) -> Value:
-        return self.k.load(self.keys, self.count - 1)
+        return self.k.load(self.keys, self.count)
 
     def offer(self, first: Value, start: Value, stop: Value) -> None:
         k = self.k
@@ -226,23 +236,25 @@ class _Top:
                 self.insert(key, i, k.as_index(self.count))
 
     def insert(self, key: Value, i: Value, count: Value) -> None:
-        """Put an element behind all of the list that are not larger; what it displaces moves on by one."""
-        k = self.k
-        with k.fold("j", 0, count, init=[key, k.cast(i, DType.I32), k.const(0, DType.BOOL)]) as f:
-            moving, place, is_in = f.values
-            other, other_place = k.load(self.keys, f.index), k.load(self.places, f.index)
-            is_in = is_in | (moving < other)
-            k.store(self.keys, f.index, k.select(is_in, moving, other))
-            k.store(self.places, f.index, k.select(is_in, place, other_place))
-            f.next(k.select(is_in, other, moving), k.select(is_in, other_place, place), is_in)
-        with k.when(count < self.count):
-            k.store(self.keys, count, f.results[0])
-            k.store(self.places, count, f.results[1])
+        """Put an element behind all of the list that are not larger; what it displaces moves on by one. Vectors of the
+        list are written from the last one on, so that each still finds what is before it."""
+        k, lanes = self.k, self.lanes
+        key, place = k.splat(key, lanes), k.splat(k.cast(i, DType.I32), lanes)
+        known = k.splat(k.cast(count, DType.I32), lanes)
+        with k.loop("block", 0, self.blocks) as block:
+            at = (self.blocks - 1 - block) * lanes
+            number = k.splat(k.cast(at, DType.I32), lanes) + k.iota(DType.I32, lanes)
+            keys, places = (k.load(b, at + 1, lanes=lanes) for b in (self.keys, self.places))
+            keys_before, places_before = (k.load(b, at, lanes=lanes) for b in (self.keys, self.places))
+            stays = (keys <= key) & (number < known)
+            comes = (keys_before <= key) & (number <= known)
+            k.store(self.keys, at + 1, k.select(stays, keys, k.select(comes, key, keys_before)))
+            k.store(self.places, at + 1, k.select(stays, places, k.select(comes, place, places_before)))
 
     def store(self, row: Value, first: Value) -> None:
         k = self.k
         with k.loop("j", 0, self.count) as j:
-            place = k.load(self.places, j)
+            place = k.load(self.places, j + 1)
             k.store(self.ids.buffer, row * self.count + j, place)
             for values in self.values:
                 found = k.load(self.x.buffer, first + self.x.strides[-1] * k.cast(place, DType.I64))
@@ -251,8 +263,8 @@ class _Top:
 
 @op_kernel(SearchSorted, kind="search", supports=_is_native)
 def search_sorted(site: OpSite) -> None:
-    """Binary search, a value per lane: from the largest power of two on, go so far if everything up to there comes
-    before the value."""
+    """Short sequences are looked through. Of others binary search, a value per lane: from the largest power of two on,
+    go so far if everything up to there comes before the value."""
     k, op = site.k, site.op
     assert isinstance(op, SearchSorted)
     (sequence, values), (y,) = site.inputs, site.outputs
@@ -263,6 +275,10 @@ def search_sorted(site: OpSite) -> None:
     # Nothing is read of an empty sequence.
     steps = k.select(count > 0, k.as_index(powers), 0)
 
+    lanes = min(site.machine.lanes(d) for d in (values.shape.dtype, DType.I64))
+    if isinstance(size, int) and size <= LOOKED_THROUGH * lanes and lanes > 1:
+        _look_through(site, rows, row_length=length)
+        return
     with strips(k, rows, length, 512) as (row, start, stop):
 
         def search(i: Value, lanes: int, mask: Value | None) -> None:
@@ -277,6 +293,29 @@ def search_sorted(site: OpSite) -> None:
             k.store(y.buffer, row * length + i, k.cast(f.results[0], DType.I32), mask=mask)
 
         along(k, site.machine, [values.shape.dtype, DType.I64], start, stop, search)
+
+
+def _look_through(site: OpSite, rows: Value, row_length: Value) -> None:
+    """How many of a sequence come before a value, for many values at once."""
+    k, op = site.k, site.op
+    assert isinstance(op, SearchSorted)
+    (sequence, values), (y,) = site.inputs, site.outputs
+    count, dtypes = sequence.dims[-1], [values.shape.dtype, DType.I32]
+    wide = BESIDE * min(site.machine.lanes(d) for d in dtypes)
+    with strips(k, rows, row_length, 4096) as (row, start, stop):
+
+        def search(i: Value, lanes: int, mask: Value | None) -> None:
+            value = _key(k, k.load(values.buffer, row * row_length + i, lanes=lanes, mask=mask))
+            with k.fold("j", 0, count, init=[k.const(0, ValueType(DType.I32, lanes))]) as f:
+                other = k.splat(_key(k, k.load(sequence.buffer, row * count + f.index)), lanes)
+                before = (other <= value) if op.right else (other < value)
+                f.next(f.values[0] + k.cast(before, DType.I32))
+            k.store(y.buffer, row * row_length + i, f.results[0], mask=mask)
+
+        whole = start + (stop - start) // wide * wide
+        with k.loop("i", start, whole, wide) as i:
+            search(i, wide, None)
+        along(k, site.machine, dtypes, whole, stop, search)
 
 
 def _key(k: KernelBuilder, x: Value) -> Value:
