@@ -119,25 +119,32 @@ def few_rows() -> Iterator[Work]:
 
 
 def batch_products() -> Iterator[Work]:
-    """Products of 64 rows with weights of an 8B layer, of which some take turns, in one graph: as rlx tiles them, and
-    as it might (columns of a tile x blocks that share one)."""
+    """Products of 32 and 64 rows with weights of an 8B layer, of which some take turns, in one graph: as rlx tiles
+    them, and as it might (columns of a tile x blocks that share one; "few": tiles of 64 rows)."""
     from unittest import mock
 
     from rlx.backends.cuda.hopper.form import HopperForm
 
-    m, repeats = 64, 16
-    for n, k in ((4096, 4096), (6144, 4096), (4096, 14336), (14336, 4096)):
+    repeats = 16
+    for m, n, k in ((64, 4096, 4096), (64, 6144, 4096), (64, 4096, 14336), (64, 14336, 4096), (32, 14336, 4096)):
         a, weights = randn(m, k), [randn(n, k) for _ in range(max(2, int(2e8 / (2 * n * k))))]
         turn = iter(range(1 << 30))
         theirs = torch_graph(lambda a=a, weights=weights, turn=turn: a @ weights[next(turn) % len(weights)].T, repeats)
         columns: dict[str, Callable[[int], Any]] = {"cublas": theirs}
         usual = HopperForm.tiling_for
-        for tiling in (None, (64, 1), (64, 2), (64, 4), (128, 1), (128, 2), (128, 4), (256, 2), (256, 4)):
+        tilings = [
+            (t, False) for t in (None, (64, 1), (64, 2), (64, 4), (128, 1), (128, 2), (128, 4), (256, 2), (256, 4))
+        ]
+        for tiling, few in (*tilings, (None, True), ((128, 1), True), ((256, 1), True)):
             chosen = usual if tiling is None else lambda *_, tiling=tiling: tiling
-            with mock.patch.object(HopperForm, "tiling_for", chosen):
+            with (
+                mock.patch.object(HopperForm, "tiling_for", chosen),
+                mock.patch.object(HopperForm, "has_few_row_tiles", few),
+            ):
                 mine = own(lambda a, w: a @ w.T, a, weights[0], turns=[{"x1": w} for w in weights[1:]])
                 if mine is not None:
-                    columns["rlx" if tiling is None else f"{tiling[0]}x{tiling[1]}"] = own_graph(mine, repeats)
+                    name = "rlx" if tiling is None else f"{tiling[0]}x{tiling[1]}"
+                    columns[f"{name} few" if few else name] = own_graph(mine, repeats)
         yield Work(f"product {m}x{n}x{k} bf16", 2 * n * k, 2 * m * n * k, columns, 4, repeats)
 
 

@@ -41,7 +41,7 @@ SURFACE |= {
 SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "splat"}
 SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")
 SURFACE |= {"tree_util": "trace", "flatten_util": "trace", "jax_names": "runtime"}
-SURFACE |= {"scipy": "runtime", "lax": "runtime", "random_distributions": "trace"}
+SURFACE |= {"scipy": "runtime", "image": "runtime", "lax": "runtime", "random_distributions": "trace"}
 # The same inside folders: what stands in a folder itself comes after all its subfolders.
 INSIDE = {
     "kernels": ["machines", "tuning", "ir", "math", "specs", "schedules", "cpu", "gpu", "legalize", "words", "emit"],

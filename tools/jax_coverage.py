@@ -62,9 +62,8 @@ MODULES = {
             "older or other forms of `shard_map` and meshes; `jit(in_shardings=)` and `with Mesh` are here": """
                 pmap remove_size_one_mesh_axis_from_type reshard set_mesh smap
             """,
-            "`rlx.custom_vjp` says the same": "closure_convert custom_gradient fwd_and_bwd",
+            "`rlx.custom_vjp` says the same": "closure_convert fwd_and_bwd",
             "`rlx.checkpoint` keeps what is named by its own arguments": "checkpoint_policies",
-            "`rlx.named_scope`": "named_call",
             "integers have zero derivatives of their own type; constants are folded without asking": """
                 ensure_compile_time_eval float0
             """,

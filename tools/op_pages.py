@@ -62,7 +62,8 @@ WHY_PRIMITIVE = {
     "An effect outside of the program.": "debug_print runtime_assert require_factors host_callback",
     "Meaning that users register.": "custom",
     "Stored formats that are decoded bit by bit.": "dequant_moe_weights",
-    "A weight as a kernel wants to find it in memory: laid out once, when weights are set.": "quant_panels int8_panels",
+    "A weight as a kernel wants to find it in memory: laid out once, when weights are set.": """quant_panels int8_panels
+        int16_panels""",
     "A product or lookup that decodes such a weight while it reads, and never holds it whole.": """panel_matmul
         panel_gather expert_matmul""",
     "A product as tensor cores form it: of bytes, or of what windows see in a picture; compilers put it there.": """
@@ -71,8 +72,8 @@ WHY_PRIMITIVE = {
         expert_route""",
     "Products with matrices that rows choose; gathered, the matrices would be stored once for each row.": """
         routed_matmul""",
-    "Codes of 8 bits and their exact products in whole numbers, for which hardware has dot-product units.": """
-        int8_blocks int8_block_matmul int8_expert_matmul int8_matmul""",
+    "Codes of 8 or 16 bits and their exact products in whole numbers, for which hardware has dot-product units.": """
+        int8_blocks int8_block_matmul int8_expert_matmul int8_matmul int16_rows int16_matmul""",
     "Attention with what its gradients need, and these, block by block: no kernel of others has such results.": """
         attention_with_logs attention_gradients""",
     "Attention in two steps, parts of its keys and their sum, so that threads share a long cache.": """attention_parts

@@ -93,6 +93,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(
         (
             "checkpoint",
+            "custom_gradient",
             "custom_jvp",
             "custom_vjp",
             "grad",
@@ -136,9 +137,11 @@ _HOME: dict[str, str] = {
         ("ShapeDtypeStruct", "block_until_ready", "clear_caches", "default_backend", "device_get", "jacobian"),
         "rlx.jax_names",
     ),
-    **dict.fromkeys(("linear_transpose", "make_jaxpr", "typeof"), "rlx.jax_names"),
+    **dict.fromkeys(("linear_transpose", "make_jaxpr", "named_call", "typeof"), "rlx.jax_names"),
     "load": "rlx.models.language_model",
+    "load_classifier": "rlx.models.text_classifier",
     "load_encoder": "rlx.models.text_encoder",
+    "load_seq2seq": "rlx.models.seq2seq_model",
     "load_speech": "rlx.models.speech_model",
 }
 # Attributes that are modules.
@@ -146,7 +149,7 @@ _MODULES = frozenset(
     {"numpy", "nn", "random", "debug", "tree", "ops", "ir", "hir", "trace", "autodiff", "fusion", "compile"}
     | {"backends", "runtime", "opt", "env", "formats", "models", "optim", "train", "sparse", "splat", "audio", "rf"}
     | {"quant", "gguf", "linalg", "bench", "prelude", "driver", "macros", "cortexm", "fpga", "compat", "errors"}
-    | {"lax", "scipy", "tree_util", "flatten_util", "jax_names"}
+    | {"lax", "image", "scipy", "tree_util", "flatten_util", "jax_names"}
     | {"onnx", "finetune", "quantized", "sharding", "distributed", "planning"}
 )
 # Folders of ops whose functions `dir` shows; gradients, quantised and fused ops are found in `rlx.ops`.
@@ -170,8 +173,26 @@ if TYPE_CHECKING:
 _UNSHOWN = frozenset(
     {"CacheBuster", "CalibrationRecord", "HirOp", "MissReason", "MissedFusion", "Philox4x32", "Tick"}
     | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
-    | {"block_until_ready", "compat", "device_get", "flatten_util", "linear_transpose", "tree_util"}
-    | {"ShapeDtypeStruct", "clear_caches", "default_backend", "jacobian", "jax_names", "make_jaxpr", "typeof"}
+    | {
+        "block_until_ready",
+        "compat",
+        "custom_gradient",
+        "device_get",
+        "flatten_util",
+        "image",
+        "linear_transpose",
+        "tree_util",
+    }
+    | {
+        "ShapeDtypeStruct",
+        "clear_caches",
+        "default_backend",
+        "jacobian",
+        "jax_names",
+        "make_jaxpr",
+        "named_call",
+        "typeof",
+    }
     | {"pipeline_schedule", "rlx_model", "scalar_constant_bytes", "stamp_pass_origins", "time_ns"}
     | {"segment_max", "segment_min", "segment_prod", "segment_sum"}
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import NoReturn
 
 _TORCH, _JAX, _ORT = "docs/coming_from_torch.md", "docs/coming_from_jax.md", "docs/coming_from_onnx_runtime.md"
-_NO_GRAD = "nothing is needed: derivatives are computed where rlx.grad asks for them, and nowhere else"
+_LLAMA, _TINY = "docs/coming_from_llama_cpp.md", "docs/coming_from_tinygrad.md"
+_NO_GRAD = "nothing: derivatives are computed where rlx.grad asks for them, and nowhere else"
+_SEED = "keys: rlx.random.normal(rlx.random.key(0), shape)"
+_LOAD = 'rlx.load("model.gguf")'
 _TO_DEVICE = 'rlx.device_put(x, "cuda"), or rlx.jit(f, device="cuda")'
 
 # Of modules, and of "Array": the name -> what to write, and the page that says more.
@@ -16,13 +19,39 @@ INSTEAD: dict[str, dict[str, tuple[str, str]]] = {
         "from_numpy": ("the NumPy array itself: every function takes it", _TORCH),
         "no_grad": (_NO_GRAD, _TORCH),
         "inference_mode": (_NO_GRAD, _TORCH),
-        "manual_seed": ("keys: rlx.random.normal(rlx.random.key(0), shape)", _TORCH),
+        "manual_seed": (_SEED, _TORCH),
         "randn": ("rlx.random.normal(rlx.random.key(0), shape)", _TORCH),
         "rand": ("rlx.random.uniform(rlx.random.key(0), shape)", _TORCH),
         "save": ("rlx.save_graph, compiled.save(path), or rlx.formats.safetensors.write_safetensors", _TORCH),
         "pmap": ("rlx.shard_map", _JAX),
         "config": ("rlx.knobs", _JAX),
         "InferenceSession": ("rlx.onnx.load(path)", _ORT),
+        "Llama": (_LOAD, _LLAMA),
+        "AutoModelForCausalLM": ('rlx.load("org/name"), or a directory', _TORCH),
+        "TinyJit": ("rlx.jit", _TINY),
+    },
+    "rlx.numpy": {
+        "tensor": ("rlx.numpy.asarray(values)", _TORCH),
+        "Tensor": ("rlx.numpy.asarray(values)", _TORCH),
+        "from_numpy": ("the NumPy array itself: every function takes it", _TORCH),
+        "cat": ("rlx.numpy.concatenate(arrays, axis)", _TORCH),
+        "unsqueeze": ("rlx.numpy.expand_dims(x, axis)", _TORCH),
+        "permute": ("rlx.numpy.transpose(x, axes)", _TORCH),
+        "mm": ("rlx.numpy.matmul(a, b)", _TORCH),
+        "bmm": ("rlx.numpy.matmul(a, b)", _TORCH),
+        "clamp": ("rlx.numpy.clip(x, low, high)", _TORCH),
+        "randn": ("rlx.random.normal(rlx.random.key(0), shape)", _TORCH),
+        "random": ("rlx.random, whose functions take a key", _JAX),
+    },
+    "rlx.random": {
+        "manual_seed": (_SEED, _TORCH),
+        "seed": (_SEED, _TORCH),
+        "randn": ("rlx.random.normal(rlx.random.key(0), shape)", _TORCH),
+        "rand": ("rlx.random.uniform(rlx.random.key(0), shape)", _TORCH),
+    },
+    "rlx.onnx": {
+        "InferenceSession": ("rlx.onnx.load(path)", _ORT),
+        "OnnxRunner": ("rlx.onnx.load(path)", _TINY),
     },
     "rlx.nn": {
         "Module": (
@@ -67,7 +96,7 @@ INSTEAD: dict[str, dict[str, tuple[str, str]]] = {
         "float": ('x.astype("f32")', _TORCH),
         "half": ('x.astype("f16")', _TORCH),
         "long": ('x.astype("i64")', _TORCH),
-        "realize": ("nothing: results are there when a call returns", "docs/coming_from_tinygrad.md"),
+        "realize": ("nothing: results are there when a call returns", _TINY),
     },
 }
 

@@ -5,6 +5,7 @@ rlx.eval_shape(f, rlx.ShapeDtypeStruct((3, 4), "float32"))
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 from rlx.autodiff import jacrev as jacobian
 from rlx.autodiff import vjp
 from rlx.ir.dtype import DTypeLike
+from rlx.ir.provenance import named_scope
 from rlx.runtime.compile_cache import clear_compile_cache as clear_caches
 from rlx.runtime.device import default_device
 from rlx.trace.abstract import make_graph as make_jaxpr
+from rlx.trace.arguments import function_name
 from rlx.trace.pytree import tree_map
 from rlx.trace.tracing import Spec, spec_of
 
@@ -28,6 +31,7 @@ __all__ = [
     "jacobian",
     "linear_transpose",
     "make_jaxpr",
+    "named_call",
     "typeof",
 ]
 
@@ -59,6 +63,17 @@ def device_get(x: Any) -> Any:
 def default_backend() -> str:
     """The name of the device on which functions run unless they are told."""
     return str(default_device())
+
+
+def named_call(fun: Callable[..., Any], *, name: str | None = None) -> Callable[..., Any]:
+    """`fun`, whose ops are marked as belonging to a part of the program called `name`; see `rlx.named_scope`."""
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with named_scope(name or function_name(fun)):
+            return fun(*args, **kwargs)
+
+    return call
 
 
 def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[[Any], tuple[Any, ...]]:

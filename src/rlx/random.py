@@ -10,8 +10,10 @@ key once.
 
 from __future__ import annotations
 
+import typing as _typing
 from typing import Any
 
+from rlx.foreign_names import no_attribute as _no_attribute
 from rlx.ops.random import randomness
 from rlx.ops.random.randomness import (
     bernoulli,
@@ -58,3 +60,10 @@ PRNGKey = key
 def dropout(key: Any, x: Any, rate: Any) -> Any:
     """x with every element set to 0 with probability `rate`, the others divided by 1 - rate."""
     return randomness.dropout(x, rate, key)
+
+
+# Type checkers must go on to find names that do not exist.
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name):
+        _no_attribute("rlx.random", name)

@@ -168,6 +168,41 @@ def test_apply(way):
     np.testing.assert_array_equal(way(lambda x, i: x.at[i].apply(rnp.negative, mode="drop"), X, OUT), [-10, 20, 30])
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ids", [[1, 1, 2, 1], [2, -1], [0, 1], [[0, 0], [1, 2]]])
+def test_apply_with_repeated_ids_applies_repeatedly(way, ids):
+    wanted = X.copy()
+    np.square.at(wanted, np.array(ids))
+    np.testing.assert_allclose(way(lambda x, i: x.at[i].apply(rnp.square), X, np.int32(ids)), wanted, rtol=1e-6)
+    np.testing.assert_allclose(rlx.jit(lambda x: x.at[np.array(ids)].apply(rnp.square))(X), wanted, rtol=1e-6)
+
+
+def test_apply_at_masks_slices_and_promised_ids():
+    wanted = np.where(X > 15, -X, X)
+    np.testing.assert_array_equal(rlx.jit(lambda x: x.at[x > 15].apply(rnp.negative))(X), wanted)
+    np.testing.assert_array_equal(rnp.asarray(X).at[::2].apply(rnp.negative), X * [-1, 1, -1])
+    once = rlx.jit(lambda x, i: x.at[i].apply(rnp.square, unique_indices=True))
+    assert "while" not in str(rlx.make_graph(once)(X, np.int32([0, 2])))
+
+
+def test_gradient_of_a_repeated_application():
+
+    def loss(x, i):
+        return rnp.sum(x.at[i].apply(lambda v: v**2))
+
+    x = np.float32([1, 2, 3])
+    np.testing.assert_allclose(rlx.grad(loss)(x, np.int32([1, 1, 2])), [1, 4 * 2**3, 2 * 3], rtol=1e-6)
+
+
+def test_integers_are_changed_by_numbers_with_their_fractions():
+    """JAX's rule: 0 + 1.7 + 1.7 = 3.4 becomes 3."""
+    x = rnp.arange(3)
+    np.testing.assert_array_equal(x.at[np.array([0, 0, 2])].add(1.7), [3, 1, 3])
+    np.testing.assert_array_equal(x.at[1:].subtract(0.5), [0, 0, 1])
+    np.testing.assert_array_equal(x.at[1:].multiply(1.5), [0, 1, 3])
+    assert x.at[0].add(1.5).dtype == np.int32
+
+
 def test_gradients_follow_the_mode():
     read = rlx.grad(lambda x: rnp.sum(x.at[OUT].get(mode="fill", fill_value=3.0)))(X)
     np.testing.assert_array_equal(read, [1, 0, 0])

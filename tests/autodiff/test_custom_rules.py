@@ -382,3 +382,47 @@ def test_arguments_without_derivatives_are_named():
     assert rlx.grad(lambda x: scaled(x, 3, 2.0))(1.0) == 600
     with pytest.raises(rlx.RlxError, match="there is no argument 'exponent'; there are x, power, factor"):
         rlx.custom_vjp(scaled.fun, nondiff_argnames=("exponent",))
+
+
+def test_residuals_may_hold_sizes_and_other_objects():
+    @rlx.custom_vjp
+    def pick(x, i):
+        return x[i]
+
+    def bwd(residuals, ct):
+        shape, i, how = residuals
+        return rnp.zeros(shape).at[i].set(ct * how["factor"]), None
+
+    pick.defvjp(lambda x, i: (x[i], (x.shape, i, {"factor": 2.0, "name": "twice"})), bwd)
+    x = np.arange(3.0, dtype="f4")
+    close(rlx.grad(pick)(x, 1), [0, 2, 0])
+    close(rlx.jit(rlx.grad(pick))(x, 2), [0, 0, 2])
+    close(rlx.vmap(rlx.grad(pick), (None, 0))(x, np.int32([0, 1])), [[2, 0, 0], [0, 2, 0]])
+
+
+def test_custom_gradient():
+    @rlx.custom_gradient
+    def scaled(x, y):
+        product = rnp.sin(x) * y
+        return product, lambda ct: (ct * product * 7.0, ct * 0.0)
+
+    x, y = np.float64(0.5), np.float64(3.0)
+    close(scaled(x, y), np.sin(x) * y)
+    close(rlx.grad(scaled, (0, 1))(x, y), [7 * np.sin(x) * y, 0])
+    close(rlx.jit(rlx.grad(rlx.custom_gradient(lambda x: (x**2, lambda ct: ct * 5.0))))(x), 5)
+    close(rlx.grad(rlx.grad(lambda x: scaled(x, y)))(x), 7 * np.cos(x) * y)
+
+
+def test_integers_have_zero_gradients_where_they_are_allowed():
+    params = {"w": np.float32([1, 2]), "step": np.int32(3), "on": np.array([True])}
+
+    def loss(p):
+        return rnp.sum(p["w"] ** 2 * p["step"])
+
+    with pytest.raises(AutodiffError, match="allow_int=True"):
+        rlx.grad(loss)(params)
+    value, found = rlx.value_and_grad(loss, allow_int=True)(params)
+    close(value, 15)
+    close(found["w"], [6, 12])
+    assert (found["step"].dtype, int(found["step"]), found["on"].tolist()) == (np.int32, 0, [False])
+    assert rlx.jit(rlx.grad(loss, allow_int=True))(params)["step"].dtype == np.int32

@@ -13,7 +13,7 @@ import rlx
 from rlx.backends.cpu import short_calls
 from rlx.backends.cpu.executor_call import Record
 from rlx.backends.cpu.short_calls import LONGEST_NS, has_short_calls
-from rlx.errors import BindingError, NanFound, OpError
+from rlx.errors import BindingError, NanFound, OpError, OutOfRange
 from rlx.runtime.arrays import Array, as_array
 
 
@@ -352,3 +352,35 @@ def test_processes_without_the_interface_do_without(monkeypatch):
     for _ in range(5):
         check(compiled.run(given), given)
     assert compiled._short is None and not compiled.executable.has_short_calls
+
+
+def test_calls_with_ids_are_short_and_refuse_ids_from_outside():
+    """Ids are looked at before the call; what is wrong with them is said by the road that all programs take."""
+    table = np.arange(60, dtype="f4").reshape(12, 5)
+    for dtype in ("i1", "u1", "i2", "i4", "u4", "i8"):
+        for count in (3, 100):
+            look_up = rlx.jit(lambda x, ids: x[ids])
+            ids = np.arange(count).astype(dtype) % np.asarray(12, dtype)
+            settled(lambda f=look_up, i=ids: f(table, i))
+            assert look_up._short is not None
+            np.testing.assert_array_equal(look_up(table, ids), table[ids])
+            for outside in (12, 127, *((-13,) if dtype[0] == "i" else ())):
+                ids[count // 2] = outside
+                with pytest.raises(OutOfRange, match=f"ids holds {outside}, but the indexed axis has size 12"):
+                    look_up(table, ids)
+            if dtype[0] == "i":
+                ids[count // 2] = -12
+                np.testing.assert_array_equal(look_up(table, ids), table[ids])
+
+
+def test_sessions_call_programs_with_ids_short():
+    g = rlx.Graph("rows")
+    g.set_outputs([rlx.gather(g.input("x", (12, 5)), g.input("ids", (40,), "i32"), 0)])
+    compiled = rlx.Session("cpu").compile(g)
+    table, ids = np.arange(60, dtype="f4").reshape(12, 5), np.arange(40, dtype="i4") % 12
+    settled(lambda: compiled.run({"x": table, "ids": ids}))
+    assert compiled._short is not None
+    np.testing.assert_array_equal(compiled.run({"x": table, "ids": ids})[0], table[ids])
+    ids[7] = 12
+    with pytest.raises(OutOfRange, match="ids holds 12"):
+        compiled.run({"x": table, "ids": ids})

@@ -260,6 +260,7 @@ SMALL = {
     "ArgReduce": (lambda x: ArgReduce("argmax", -1)(x), ((3, 37), "f32")),
     "ArgReduce columns": (lambda x: ArgReduce("argmin", 0)(x), ((5, 19), "bf16")),
     "sort short": (lambda x: SortOrder()(x), ((2, 19), "f32")),
+    "sort side by side": (lambda x: SortOrder()(x), ((11, 37), "f32")),
     "sort long": (lambda x: SortOrder(True)(x), ((1, 70), "i8")),
     "top": (lambda x: TopKWithValues(3)(x), ((2, 40), "f32")),
     "sum": (lambda x: Cumulative("sum", 1, True, True)(x), ((2, 40), "i32")),

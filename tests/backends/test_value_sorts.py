@@ -9,6 +9,7 @@ import pytest
 import rlx
 import rlx.numpy as rnp
 from backends.op_kernel_checks import Program
+from rlx.kernels.cpu.ops.sort_network import batcher, halves
 from rlx.ops.lowered.sort_order import SortedValues
 
 TYPES = ["f2", "f4", "f8", "i2", "u2", "i4", "u4", "i8", "u8", ml_dtypes.bfloat16]
@@ -48,9 +49,42 @@ def test_digits_in_common_are_left_alone():
         np.testing.assert_array_equal(rlx.jit(rnp.sort)(x.astype("i4")), np.sort(x))
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_rows_side_by_side(dtype):
+    """Whole blocks of lanes, some rows behind them, and lengths around those of groups and merged runs."""
+    for shape in ((4, 1), (9, 2), (16, 16), (17, 15), (20, 33), (37, 64), (5, 130), (19, 257), (12, 1000), (8, 8200)):
+        x = numbers(shape, dtype)
+        np.testing.assert_array_equal(rlx.jit(rnp.sort)(x), np.sort(x))
+        order = np.asarray(rlx.jit(rnp.argsort)(x))
+        np.testing.assert_array_equal(order, np.argsort(x, kind="stable"))
+
+
+def test_orders_side_by_side_keep_equals_in_order():
+    for dtype in ("i4", "u1", "bool", "f4"):
+        x = rng.integers(0, 2, (33, 100)).astype(dtype)
+        np.testing.assert_array_equal(rlx.jit(rnp.argsort)(x), np.argsort(x, kind="stable"))
+        falling = np.asarray(rlx.jit(lambda x: rnp.argsort(x, descending=True))(x))
+        np.testing.assert_array_equal(falling, np.argsort(1 - x.astype("i4"), kind="stable"))
+
+
+@pytest.mark.parametrize("count", [8, 16])
+def test_networks_sort_whatever_they_are_given(count):
+    """All rows of zeros and ones, which says it of all words; halves those that rise and then fall."""
+    words = np.array([list(np.binary_repr(i, count)) for i in range(1 << count)]).astype(int)
+    is_bitonic = np.count_nonzero(np.diff(words, axis=1), axis=1) <= 2
+    for exchanges, given in (
+        (batcher(count), words),
+        (halves(count), words[is_bitonic & (words[:, 0] == words[:, -1])]),
+    ):
+        found = given.copy()
+        for low, high in exchanges:
+            found[:, low], found[:, high] = (f(found[:, low], found[:, high]) for f in (np.minimum, np.maximum))
+        np.testing.assert_array_equal(found, np.sort(given))
+
+
 def test_one_kernel_with_every_access_inside():
     program = Program(lambda x: SortedValues()(x)[0], (("B", "S"), "f32"), kinds=["sort"])
-    for shape in ((3, 7), (2, 70)):
+    for shape in ((3, 7), (2, 70), (21, 39)):
         x = numbers(shape, "f4")
         np.testing.assert_array_equal(program(x)[0], np.sort(x))
         np.testing.assert_array_equal(program.interpreted(x)[0], np.sort(x))

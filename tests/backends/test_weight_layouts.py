@@ -1,7 +1,9 @@
-"""Laying weights out natively: the bytes of `quant_panels` and `int8_panels` are those of their definitions."""
+"""Laying weights out natively: the bytes of `quant_panels`, `int8_panels` and `int16_panels` are those of their
+definitions."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from op_kernel_checks import Program
@@ -11,6 +13,7 @@ from rlx.errors import InternalError
 from rlx.kernels.cpu.block_bits import NOWHERE, block_bits
 from rlx.kernels.machines import host
 from rlx.ops.lowered.int8_products import Int8Panels
+from rlx.ops.lowered.int16_products import Int16Panels, Int16Rows
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.quant.decode import FORMATS
 from rlx.quant.fields import PANEL_FORMATS
@@ -92,3 +95,38 @@ def test_int8_panels_are_those_of_the_definition(k, n, width):
             for one, other in zip(found, Int8Panels(width).eval(values), strict=True):
                 np.testing.assert_array_equal(one, other)
     run.check_everywhere(w)
+
+
+def extreme(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Blocks of zeros, of one large number, and with what is no number; the smallest numbers of the type, too."""
+    found = values.copy()
+    found[:32, 0], found[32:, 0] = 0, 0
+    found[5, 0] = 3e4
+    found[1, -1], found[40, -1], found[63, 1] = np.nan, np.inf, -np.inf
+    found[32:, 2] = ml_dtypes.finfo(as_numpy(dtype)).smallest_subnormal
+    return found
+
+
+def as_numpy(dtype: str) -> np.dtype:
+    return np.dtype({"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("k", "n", "width"), [(64, 5, 4), (64, 33, 16), (96, 16, 16), (160, 130, 64), (64, 9, 3)])
+def test_int16_panels_are_those_of_the_definition(k, n, width, dtype):
+    w = rng.normal(size=(k, n)).astype(as_numpy(dtype))
+    run = Program(Int16Panels(width), ((k, n), dtype), kinds=["layout"])
+    turned = Program(lambda x: Int16Panels(width)(ops.transpose(x, (1, 0))), ((n, k), dtype), kinds=["layout"])
+    for values in (w, extreme(w.astype(np.float32), dtype).astype(w.dtype)):
+        wanted = Int16Panels(width).eval(values)
+        for found in (run(values), turned(np.ascontiguousarray(values.T))):
+            np.testing.assert_array_equal(found[0], wanted)
+    run.check_everywhere(w)
+
+
+def test_int16_rows_are_those_of_the_definition():
+    x = rng.normal(size=(7, 96)).astype(np.float32) * rng.lognormal(0, 4, (7, 1)).astype(np.float32)
+    run = Program(Int16Rows(), ((7, 96), "f32"), kinds=["quantize"])
+    for values in (x, np.ascontiguousarray(extreme(x.T, "f32").T), x * np.float32(2.0**-140), x * np.float32(2.0**100)):
+        np.testing.assert_array_equal(run(values)[0], Int16Rows().eval(values))
+    run.check_everywhere(x)

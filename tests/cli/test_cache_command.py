@@ -31,6 +31,7 @@ def files(cache):
 def test_what_there_is(cache, capsys):
     code, out, _ = run(capsys, "show")
     assert code == 0 and out.startswith(f"{cache}\n") and "  models         2 files        0.1 MB" in out
+    assert run(capsys)[1] == out
     document = json.loads(run(capsys, "show", "--json")[1])
     assert document["directory"] == str(cache) and document["cleared"] is False
     sizes = {row["kind"]: (row["files"], row["bytes"]) for row in document["kinds"]}

@@ -194,3 +194,21 @@ def test_the_first_answer_is_prepared_while_its_question_is_typed(monkeypatch, c
     monkeypatch.setattr(chat_command, "_typed", wait_and_type)
     chat_command.Conversation(Model(), Namespace(system=None, json=False, max_tokens=1)).talk()
     assert capfd.readouterr().err == "rlx chat: this tokenizer is broken\n"
+
+
+def test_ctrl_c_before_the_first_word_forgets_the_question_and_not_the_chat(monkeypatch, capfd):
+    class Model:
+        asked = 0
+
+        def chat_ids(self, messages):
+            raise RlxError("nothing to prepare")
+
+        def chat(self, messages, *options, **more):
+            self.asked += 1
+            assert [m["content"] for m in messages] == [f"question {self.asked}"]
+            raise KeyboardInterrupt
+
+    model, typed = Model(), iter(["question 1", "question 2", "/exit"])
+    monkeypatch.setattr(chat_command, "_typed", lambda: next(typed))
+    chat_command.Conversation(model, Namespace(system=None, json=False, max_tokens=1)).talk()
+    assert model.asked == 2 and capfd.readouterr().err.count("[the question is forgotten]") == 2

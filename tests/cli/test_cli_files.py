@@ -1,5 +1,6 @@
 """The command line: the frame, and the commands that read and write files."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import rlx
 from rlx.cli import COMMANDS, main
 from rlx.formats.gguf import open_gguf, quantize, write_gguf
 from rlx.formats.safetensors import write_safetensors
+from rlx.knobs import knobs
 
 
 @pytest.fixture
@@ -232,3 +234,54 @@ def test_commands_take_graphs_as_text_and_as_saved(tmp_path, capsys):
     for command in (["explain"], ["export", "rocm"], ["inspect"]):
         code, _, err = run(capsys, *command, tmp_path / "rubbish.rlx", *(["o"] if command[0] == "export" else []))
         assert code == 1 and "nor a file of rlx.save_graph" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_the_terminal(command, capsys, monkeypatch):
+    """Sentences are broken at its width; names and examples, which are indented, may be longer."""
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert all(len(line) <= 60 for line in text.splitlines() if not line.startswith(" "))
+    module = importlib.import_module(f"rlx.cli.{command.replace('-', '_')}")
+    indented = [line for line in (module.__doc__ or "").splitlines() if line.startswith("  ")]
+    assert all(line.rstrip() in text for line in indented)
+
+
+def test_commands_run_on_the_device_that_the_environment_names(monkeypatch, capsys):
+    monkeypatch.setenv("RLX_BACKEND", "nope")
+    knobs.reset()
+    try:
+        assert main(["generate", "tiny", "ROMEO:", "--max-tokens", "1"]) == 1
+        assert "there is no device 'nope'" in capsys.readouterr().err
+        assert main(["generate", "tiny", "ROMEO:", "--max-tokens", "1", "--device", "cpu"]) == 0
+    finally:
+        monkeypatch.undo()
+        knobs.reset()
+
+
+def test_an_export_of_many_files_names_their_folder(tmp_path, capsys):
+    g = rlx.Graph("scores")
+    g.set_outputs([rlx.nn.softmax(g.input("x", ("B", 4)))])
+    (tmp_path / "scores.rlx").write_text(str(g))
+    code, out, _ = run(capsys, "export", "web", tmp_path / "scores.rlx", tmp_path / "page")
+    count = len(list((tmp_path / "page").iterdir()))
+    assert code == 0 and count > 4 and out.startswith(f"{tmp_path / 'page'}, {count} files: page ")
+    code, out, _ = run(capsys, "compile", tmp_path / "scores.rlx", tmp_path / "scores.rlxc")
+    assert code == 0 and out.startswith(f"{tmp_path / 'scores.rlxc'}: ")
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain"])
+@pytest.mark.parametrize("form", ["text", "binary"])
+def test_files_of_graphs_are_read_by_a_process_that_has_built_none(command, form, tmp_path):
+    g = rlx.Graph("scores")
+    g.set_outputs([rlx.nn.softmax(g.input("x", ("B", 4)))])
+    if form == "text":
+        (tmp_path / "scores.rlx").write_text(str(g))
+    else:
+        rlx.save_graph(g, tmp_path / "scores.rlx")
+    found = subprocess.run(
+        [sys.executable, "-m", "rlx", command, str(tmp_path / "scores.rlx")], capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (0, "") and "@scores" in found.stdout

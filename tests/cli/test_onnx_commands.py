@@ -87,3 +87,12 @@ def test_inspect_shows_inputs_ops_and_weights(model, capsys):
     for line in ("ONNX, opset 21", "inputs    x: f32[batch,10]", "ops       MatMul", "w  F32  10x8  320 bytes"):
         assert line in out
     assert json.loads(said(capsys, "inspect", model, "--json")[1])["parameters"] == 80
+
+
+def test_explain_and_tune_take_them_too(model, tmp_path, monkeypatch, capsys):
+    code, out, _ = said(capsys, "explain", model)
+    assert code == 0 and out.startswith("cpu: @linear, ") and "  matmul  " in out
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    assert said(capsys, "tune", model, "--size", "batch=4", "--runs", "1")[0] == 0
+    code, _, err = said(capsys, "tune", model)
+    assert code == 1 and "m.onnx has the sizes batch; give each: --size batch=32" in err

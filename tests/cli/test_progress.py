@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import struct
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import rlx
 from rlx.cli import main, waiting
 from rlx.cli.waiting import Waiting
+from rlx.models.pull_progress import ProgressBar
 
 MODEL = next(Path(rlx.__file__).parent.joinpath("models/data").glob("*.gguf"))
 
@@ -88,3 +91,20 @@ def test_logprobs_and_samples_as_json(capsys):
     assert capsys.readouterr().out == "\n\n".join(a["text"] for a in answers) + "\n"
     assert main(["generate", str(MODEL), "one two", "--logprobs", "2"]) == 1
     assert "--logprobs is for --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns, has_bar", [(40, False), (100, True)])
+def test_progress_stays_on_one_line_of_a_terminal(columns, has_bar, impatient):
+    """A line that is broken by the terminal cannot be drawn over."""
+    termios, fcntl = pytest.importorskip("termios"), pytest.importorskip("fcntl")
+    here, there = os.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(there, "w") as terminal, os.fdopen(here, "rb", buffering=0) as screen:
+        with ProgressBar(terminal) as bar:
+            bar("a-model-with-a-long-name.gguf", 5_000_000, 10_000_000)
+        shown = screen.read(1000).decode()
+        assert ("[###" in shown) == has_bar and " 50%" in shown
+        assert all(len(line) < columns for line in shown.split("\r"))
+        with Waiting("loading " + "x" * 200, terminal):
+            waited = screen.read(1000).decode()
+        assert 10 < max(len(line) for line in waited.split("\r")) < columns

@@ -3,7 +3,10 @@
 import base64
 import http.client
 import json
+import socket
 import threading
+import time
+import types
 
 import numpy as np
 import pytest
@@ -93,7 +96,7 @@ def test_completions_of_texts_and_of_token_ids(port, lm):
     _, text = ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 4, "temperature": 0, "stream": True})
     assert "".join(e["choices"][0]["text"] for e in events(text)) == lm.generate("ROMEO:", 4)
     _, answer = ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 4, "n": 3, "seed": 1})
-    assert len(answer["choices"]) == 3
+    assert len(answer["choices"]) == 3 and answer["usage"]["prompt_tokens"] == len(ids)
 
 
 def test_embeddings_as_numbers_and_as_bytes(port, lm):
@@ -132,6 +135,29 @@ def test_whoever_leaves_in_the_middle_harms_nobody(port):
     assert ask(port, "/v1/chat/completions", HELLO)[0] == 200
 
 
+def test_a_client_that_leaves_lets_its_answer_end(lm):
+    """Without a stream, too: nobody else waits for a text that nobody reads."""
+    written, service = [], Service("tiny", lm, parallel=1)
+    stream = lm.stream
+
+    def slowly(*args, **options):
+        for piece in stream(*args, **options):
+            written.append(piece)
+            time.sleep(0.05)
+            yield piece
+
+    service.lm = types.SimpleNamespace(stream=slowly, tokenizer=lm.tokenizer, config=lm.config)
+    with running(service) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "ROMEO:", "max_tokens": 200}))
+        while len(written) < 3:
+            time.sleep(0.01)
+        connection.close()
+        service.lm = lm
+        assert ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 2})[0] == 200
+        assert 3 <= len(written) < 50
+
+
 @pytest.mark.parametrize(
     "change, message, field",
     [
@@ -147,7 +173,21 @@ def test_whoever_leaves_in_the_middle_harms_nobody(port):
         ({"n": 2, "stream": True}, "one prompt and one choice", "n"),
         ({"stream": "yes"}, "stream must be true or false", "stream"),
         ({"tools": [{"type": "function"}]}, "tools is not supported", "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format is not supported", "response_format"),
+        (
+            {"response_format": {"type": "xml"}},
+            "must have the type text, json_object or json_schema",
+            "response_format",
+        ),
+        ({"response_format": "json"}, "must have the type text, json_object or json_schema", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema must have a schema", "response_format"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "string", "pattern": "a"}}},
+            "schema: # has the keyword 'pattern', which is not supported for string",
+            None,
+        ),
+        ({"logprobs": 3}, "logprobs must be true or false", "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be a whole number from 0 to 20", "top_logprobs"),
         ({"tempreature": 1}, "there is no field 'tempreature'", "tempreature"),
     ],
 )
@@ -186,7 +226,93 @@ def test_prompts_that_are_too_long(port, lm):
 
 def test_models_and_health(port):
     assert ask(port, "/health") == (200, {"status": "ok"})
-    assert ask(port, "/v1/models")[1]["data"][0]["id"] == "tiny"
+    [entry] = ask(port, "/v1/models")[1]["data"]
+    assert entry["id"] == "tiny" and ask(port, "/v1/models/tiny") == (200, entry)
+    status, answer = ask(port, "/v1/models/gpt-4")
+    assert status == 404 and answer["error"]["message"] == "there is no model 'gpt-4'; there is tiny"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Romeo", "Juliet"]}, "age": {"type": "integer"}, "sings": {"type": "boolean"}},
+    "required": ["name", "sings"],
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.5, "seed": 1}, {"temperature": 1.0, "top_p": 0.9, "seed": 2}]
+)
+def test_answers_that_follow_a_schema(port, options):
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    body = {**HELLO, "max_tokens": 250, **options, "response_format": form}
+    _, answer = ask(port, "/v1/chat/completions", body)
+    [choice] = answer["choices"]
+    person = json.loads(choice["message"]["content"])
+    assert choice["finish_reason"] == "stop" and person["name"] in ("Romeo", "Juliet")
+    assert isinstance(person["sings"], bool) and isinstance(person.get("age", 0), int)
+    _, text = ask(port, "/v1/chat/completions", {**body, "stream": True})
+    assert json.loads("".join(e["choices"][0]["delta"].get("content", "") for e in events(text))) == person
+
+
+def test_any_json_object(port):
+    body = {"prompt": "KING:", "max_tokens": 200, "response_format": {"type": "json_object"}, "seed": 3}
+    _, answer = ask(port, "/v1/completions", body)
+    assert isinstance(json.loads(answer["choices"][0]["text"]), dict)
+
+
+def test_log_probabilities_of_chats(port, lm):
+    body = {**HELLO, "logprobs": True, "top_logprobs": 2}
+    _, answer = ask(port, "/v1/chat/completions", body)
+    [choice] = answer["choices"]
+    found = choice["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in found).decode() == choice["message"]["content"]
+    [expected] = lm.complete([lm.chat_ids("ROMEO:")], 6, logprobs=2)
+    np.testing.assert_allclose([e["logprob"] for e in found], [t.logprob for t in expected.logprobs], rtol=1e-4)
+    assert all(entry["top_logprobs"][0] == {k: entry[k] for k in ("token", "logprob", "bytes")} for entry in found)
+    assert len(found[0]["top_logprobs"]) == 2
+    _, text = ask(port, "/v1/chat/completions", {**body, "stream": True})
+    streamed = [entry for e in events(text) for entry in (e["choices"][0]["logprobs"] or {}).get("content", [])]
+    assert [entry["bytes"] for entry in streamed] == [entry["bytes"] for entry in found]
+
+
+def test_log_probabilities_of_completions(port):
+    _, answer = ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 5, "temperature": 0, "logprobs": 3})
+    [choice] = answer["choices"]
+    found = choice["logprobs"]
+    assert "".join(found["tokens"]) == choice["text"] and len(found["token_logprobs"]) == 5
+    for token, offset, top in zip(found["tokens"], found["text_offset"], found["top_logprobs"]):
+        assert choice["text"][offset:].startswith(token) and len(top) == 3 and max(top, key=top.get) == token
+
+
+def test_pages_of_allowed_origins_may_read(lm):
+    def headers(port, origin, method="OPTIONS"):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, "/v1/models", headers={"Origin": origin, "Access-Control-Request-Headers": "x-a"})
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return answer.status, answer.headers
+
+    with running(Service("tiny", lm), origins=["http://localhost:3000"], key="sesame") as port:
+        status, found = headers(port, "http://localhost:3000")
+        assert status == 204 and found["Access-Control-Allow-Headers"] == "x-a"
+        # Also of a refusal, which a page could not show otherwise.
+        status, found = headers(port, "http://localhost:3000", "GET")
+        assert status == 401 and found["Access-Control-Allow-Origin"] == "http://localhost:3000"
+        assert headers(port, "http://evil.example", "GET")[1]["Access-Control-Allow-Origin"] is None
+    with running(Service("tiny", lm), origins=["*"]) as port:
+        assert headers(port, "http://a.example", "GET")[1]["Access-Control-Allow-Origin"] == "http://a.example"
+    with running(Service("tiny", lm)) as port:
+        assert headers(port, "http://a.example")[1]["Access-Control-Allow-Origin"] is None
+
+
+def test_what_is_no_http_is_refused_like_everything_else(port):
+    status, answer = ask(port, "/v1/models", method="DELETE")
+    assert status == 501 and answer["error"]["type"] == "server_error"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(b"no words of HTTP\r\n\r\n")
+        answer = connection.makefile("rb").read()
+    assert json.loads(answer)["error"]["type"] == "invalid_request_error"
 
 
 def test_pages_of_other_origins_get_no_answer(port):
@@ -212,6 +338,8 @@ def test_wrong_addresses(port, tmp_path, capsys):
     with pytest.raises(RlxError, match=f"cannot listen on 127.0.0.1:{port}: .*; try --port 0"):
         model_server(Service("none"), port=port)
     assert main(["serve", "tiny", "--port", "70000"]) == 1
+    with pytest.raises(RlxError, match="--host takes an address of this machine"):
+        model_server(Service("none"), host="192.0.2.1")
     assert "a port is a number from 0 to 65535" in capsys.readouterr().err
     (tmp_path / "key").write_text("\n")
     assert main(["serve", "tiny", "--key-file", str(tmp_path / "key")]) == 1

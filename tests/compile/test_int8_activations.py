@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -136,14 +137,65 @@ def test_what_is_left_alone_and_why():
     assert np.asarray(results[0]).shape == (5, 32)
 
 
-def test_16_bits_are_for_blocks_of_files_only():
+def stored_floats(dtype: str, k: int = 160, n: int = 48) -> tuple[rlx.Graph, np.ndarray]:
+    """A product with a weight as files of that type have it, [n, k]."""
     graph = rlx.Graph("floats")
-    x, w = graph.input("x", ("M", 64), "f32"), graph.param("w", (64, 32), "f32")
-    graph.set_outputs([x @ w])
-    weight, a = normal(64, 32), normal(3, 64)
-    program, exact = (compiled(graph, {"w": weight}, kind) for kind in ("int16", "f32"))
-    assert "left alone, its weight is floats; quantise it to a GGUF type" in program.report
-    np.testing.assert_array_equal(program.run({"x": a})[0], exact.run({"x": a})[0])
+    x, w = graph.input("x", ("M", k), "f32"), graph.param("w", (n, k), dtype)
+    graph.set_outputs([x @ ops.transpose(ops.cast(w, "f32"), (1, 0))])
+    narrow = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]
+    return graph, normal(n, k).astype(narrow)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kind", ["int16", "auto"])
+def test_16_bits_of_activations_and_of_stored_floats(dtype: str, kind: str):
+    """What is stored as f32 stays so."""
+    graph, weight = stored_floats(dtype)
+    program, exact = (compiled(graph, {"w": weight}, k) for k in (kind, "f32"))
+    has_codes = dtype != "f32"
+    if kind == "int16" and not has_codes:
+        assert "left alone, its weight is f32; store it as f16, bf16 or a GGUF type" in program.report
+    assert ("activations as int16 in 1 of 1" in program.report) == has_codes
+    for m in (1, 2, 9, 50):
+        x = normal(m, 160)
+        wanted = x.astype(np.float64) @ weight.astype(np.float64).T
+        found, floats = (np.asarray(p.run({"x": x})[0]) for p in (program, exact))
+        error = np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2))
+        assert error < 6e-5 if has_codes else (found == floats).all()
+
+
+def test_stored_floats_are_turned_into_codes_once():
+    graph, weight = stored_floats("bf16", 2048, 512)
+    result = CompilePipeline(activations="auto").compile(graph)
+    assert [k.kind for k in result.lir.kernels if k.kind != "view"] == ["quantize", "matmul"]
+    assert result.prepare is not None
+    # Out of the weight as it is stored: a copy as f32 would be twice as large.
+    assert {n.shape.dtype.value for n in result.prepare.as_graph().nodes} == {"bf16", "i16"}
+    program = compiled(graph, {"w": weight}, "auto")
+    x = normal(70, 2048)
+    with rlx.threads(1):
+        alone = np.array(program.run({"x": x})[0])
+    for count in (2, 3):
+        with rlx.threads(count):
+            np.testing.assert_array_equal(np.asarray(program.run({"x": x})[0]), alone)
+    np.testing.assert_array_equal(np.asarray(program.run({"x": x[:5]})[0]), alone[:5])
+
+
+def test_stored_floats_that_are_no_numbers_reach_their_rows_and_columns():
+    graph, weight = stored_floats("f16")
+    weight[3, 40], weight[7, 100] = math.nan, math.inf
+    x = normal(4, 160)
+    x[1], x[2, 5], x[3, 150] = 0, math.inf, math.nan
+    found = np.asarray(compiled(graph, {"w": weight}, "auto").run({"x": x})[0])
+    of_numbers = np.delete(found, [3, 7], axis=1)
+    assert np.isfinite(of_numbers[0]).all() and (of_numbers[1] == 0).all()
+    assert np.isnan(found[2:]).all() and np.isnan(found[:, [3, 7]]).all()
+
+
+def test_sizes_that_are_no_blocks_keep_floats():
+    graph, weight = stored_floats("bf16", 100)
+    program = compiled(graph, {"w": weight}, "auto")
+    assert "left alone, its inner size 100 is not a multiple of 32" in program.report
 
 
 def test_answers_do_not_change_unless_asked():

@@ -284,3 +284,26 @@ def test_kernels_of_text_targets_bind_few_values(function, target):
     """Metal has 31 buffers for a kernel, one of which may be needed for sizes, and adapters of WebGPU may have 32."""
     lir = CompilePipeline.new(target).compile(build(function, *[X] * 70)).lir
     assert all(len({*k.inputs}) + len(k.outputs) <= 30 for k in lir.kernels)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("f32", 2.0**-23), ("f64", 2.0**-52), ("f16", 2.0**-10)])
+@pytest.mark.parametrize("exponent", [3, 4, 7, 16])
+def test_powers_with_small_whole_exponents_are_products(dtype, bound, exponent):
+    x = np.concatenate([rng.normal(size=500), [0.0, -0.0, np.inf, -np.inf, np.nan]]).astype(DType.of(dtype).numpy)
+    graph = build(lambda x: x**exponent, x)
+    made = names(forms(graph))
+    assert ("pow" in made) == (dtype == "f64" and exponent > 3)
+    found = np.asarray(rlx.Session("cpu").compile(graph).run({"x0": x})[0])
+    wanted = x.astype(np.longdouble) ** exponent
+    with np.errstate(over="ignore"):
+        is_normal = np.abs(wanted) >= np.finfo(found.dtype).smallest_normal
+        is_normal &= np.abs(wanted) <= np.finfo(found.dtype).max
+        np.testing.assert_allclose(found[is_normal].astype(np.longdouble), wanted[is_normal], rtol=bound)
+        np.testing.assert_array_equal(found[-5:], wanted[-5:].astype(found.dtype))
+    assert np.signbit(found[-4]) == bool(exponent % 2)
+
+
+def test_powers_with_other_exponents_stay():
+    x = np.ones(4, "f4")
+    for exponent in (2.5, -3, 17):
+        assert names(forms(build(lambda x, e=exponent: x**e, x))) == ["pow"]

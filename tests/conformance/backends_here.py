@@ -12,9 +12,9 @@ from rlx.kernels.cpu.matmul.blocks import panel_width
 from rlx.kernels.machines import host
 
 # Ops of the compiler whose samples have weights as another machine reads them; programs get them as theirs does.
-OTHER_LAYOUTS = {name: {"Int8MatMul"} for name in ("wasm", "wgpu", "opencl", "metal")}
+OTHER_LAYOUTS = {name: {"Int8MatMul", "Int16MatMul"} for name in ("wasm", "wgpu", "opencl", "metal")}
 if panel_width(host(), DType.I32, 1) != 16:
-    OTHER_LAYOUTS["cpu"] = {"Int8MatMul"}
+    OTHER_LAYOUTS["cpu"] = {"Int8MatMul", "Int16MatMul"}
 # Ops whose samples lie on so many devices of XLA; tests/many_devices runs them in a process that has them.
 ON_DEVICES = {"ShardMap": 4, "ShardingConstraint": 4}
 # They need tools that users need not have, and compile in seconds, not milliseconds.

@@ -1,7 +1,9 @@
 """Hostile files: one kind of error, with the place, and never a crash, a hang or a large allocation."""
 
+import errno
 import importlib.util
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from rlx.errors import FormatError
 from rlx.formats.gguf import open_gguf
+from rlx.formats.mapped_file import replace_file
 from rlx.formats.safetensors import open_safetensors
 
 TOOL = Path(__file__).parents[2] / "tools" / "make_malformed_files.py"
@@ -143,3 +146,16 @@ def test_the_script_writes_the_corpus(tmp_path, capsys):
     corpus.main(tmp_path / "corpus")
     cases = len(corpus.malformed_gguf()) + len(corpus.malformed_safetensors())
     assert len(list((tmp_path / "corpus").iterdir())) == cases == len(capsys.readouterr().out.splitlines())
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*weights\.gguf'"),
+        replace_file(tmp_path / "weights.gguf"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -95,6 +95,18 @@ def test_tiles_as_they_are_on_the_gpu():
     np.testing.assert_array_equal(args["c"], wanted)
 
 
+@pytest.mark.parametrize("size", [(1, 1, 1), (4, 8, 4), (3, 20, 27)], ids=str)
+def test_one_group_has_all_rows(size):
+    product, tiles = product_of(*size, b_turned=True), SMALL._replace(groups=1)
+    kernel = product_kernel(product, tiles)
+    verify(kernel)
+    assert kernel.thread_count == 256
+    for seed in range(2):
+        args, (wanted,) = arguments(product, tiles)
+        interpret(kernel, args, seed=seed)
+        np.testing.assert_array_equal(args["c"], wanted)
+
+
 def test_slabs_and_copies_into_them_agree():
     """What one statement reads as slabs, others have written as rows."""
     k = GroupBuilder("slabs")

@@ -118,7 +118,7 @@ def test_what_it_takes():
     wide = [ValueType(F32, 4), ValueType(BF16, 8), ValueType(BF16, 8)]
     assert infer("dot2", wide) == wide[0]
     for wrong in ([wide[0], wide[1]], [wide[0], ValueType(BF16, 4), wide[2]], [wide[0], wide[0], wide[2]]):
-        with pytest.raises(DTypeError, match="dot2 takes f32xN, bf16x2N and bf16x2N"):
+        with pytest.raises(DTypeError, match="dot2 takes f32xN, bf16x2N and bf16x2N, or i32xN"):
             infer("dot2", wrong)
 
 

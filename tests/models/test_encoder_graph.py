@@ -11,7 +11,8 @@ import pytest
 from models.numpy_forward import bert_hidden
 from models.tiny_models import BERT, bert_arrays, byte_tokenizer, encoder, encoder_weights
 from rlx.errors import BindingError, FormatError, OpError
-from rlx.models.encoder import build_encoder, relative_buckets
+from rlx.models.encoder import build_encoder
+from rlx.models.relative_positions import relative_buckets
 from rlx.models.text_encoder import TextEncoder, batches
 
 TEXTS = ["Hello", "a much longer text than all of the others", "?", "four words stand here"]

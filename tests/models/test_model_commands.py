@@ -144,7 +144,7 @@ def test_embed_with_a_model_that_writes_text(model, capsys):
     assert code == 0 and found["dimension"] == 32
     np.testing.assert_allclose(np.linalg.norm(found["vectors"], axis=1), 1, rtol=1e-5)
     code, _, err = run(capsys, "embed", model, "one", "--prompt-name", "query")
-    assert code == 1 and "--prompt-name is for encoders" in err
+    assert code == 1 and "this model has no prompt 'query'" in err
 
 
 def test_explain_models_and_graphs(model, encoder, capsys, tmp_path):

@@ -142,3 +142,24 @@ def test_plans_count_the_parameters_of_files(family, tmp_path):
     folder = random_directory(tmp_path, decoder_fields.FAMILIES[family])
     stored = open_safetensors(folder).tensors.values()
     assert model_shape(folder).parameters == sum(math.prod(tensor.shape) for tensor in stored)
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("model.pt", "a checkpoint of torch; give the directory"),
+        ("pytorch_model.bin", "a checkpoint of torch; give the directory"),
+        ("model.safetensors", "weights alone; give the directory that has the config.json"),
+        ("graph.rlx", "a program; rlx.load_graph reads it"),
+        ("graph.rlxc", "a compiled program; rlx.load_compiled reads it"),
+    ],
+)
+def test_files_that_are_no_language_model_say_who_reads_them(name, hint, tmp_path):
+    (tmp_path / name).write_bytes(b"PK\x03\x04")
+    with pytest.raises(FormatError, match=hint):
+        rlx.load(tmp_path / name)
+
+
+def test_a_model_is_a_path_or_a_name():
+    with pytest.raises(RlxError, match=r"load: a model is given as a path or a name, .*, got dict"):
+        rlx.load({"w": 1})

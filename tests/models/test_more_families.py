@@ -191,3 +191,46 @@ def test_vectors_from_a_model_that_writes_text():
     assert lm.embed("x" * 500).shape == (32,)
     with pytest.raises(OpError, match="embed: pooling must be mean or last, got 'max'"):
         lm.embed("x", pooling="max")
+
+
+def vector_directory(folder, modes=("lasttoken",), head=True):
+    """A language model that was trained for vectors."""
+    random_directory(folder, FAMILIES["llama"], seed=3)
+    arrays = {name: np.array(t.array()) for name, t in open_safetensors(folder).tensors.items()}
+    if not head:
+        del arrays["lm_head.weight"]
+    write_safetensors(folder / "model.safetensors", arrays)
+    modules = [{"type": "a.Transformer"}, {"path": "1_Pooling", "type": "b.Pooling"}, {"type": "c.Normalize"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": list(modes)}))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "ask: "}}')
+    return rlx.load(folder)
+
+
+def test_directories_say_how_vectors_are_made(tmp_path):
+    lm = vector_directory(tmp_path)
+    states = lm._states(lm.tokenizer.encode("text"))
+    np.testing.assert_allclose(lm.embed("text"), states[-1] / np.linalg.norm(states[-1]), atol=1e-5)
+    np.testing.assert_allclose(lm.embed("text", pooling="mean", normalize=False), states.mean(0), atol=1e-5)
+    np.testing.assert_array_equal(lm.embed("to", prompt_name="query"), lm.embed("ask: to"))
+    np.testing.assert_array_equal(lm.embed("0123456789"), lm.embed("0123456"))
+    assert lm.prompts == {"query": "ask: "}
+    with pytest.raises(OpError, match="no prompt 'other'"):
+        lm.embed("to", prompt_name="other")
+
+
+def test_other_ways_of_making_vectors_are_refused_not_replaced(tmp_path):
+    lm = vector_directory(tmp_path, modes=("cls",))
+    with pytest.raises(OpError, match="pooling cls"):
+        lm.embed("text")
+    assert lm.embed("text", pooling="mean").shape == (32,)
+
+
+def test_a_model_without_words_to_write_gives_vectors(tmp_path):
+    with_head, without = vector_directory(tmp_path / "a"), vector_directory(tmp_path / "b", head=False)
+    np.testing.assert_allclose(without.embed("text"), with_head.embed("text"), atol=1e-6)
+    for asked in (lambda: without.generate("a"), lambda: without.logits([1]), without.session):
+        with pytest.raises(OpError, match="lm_head"):
+            asked()

@@ -65,6 +65,53 @@ def test_an_entry_at_a_known_place_is_not_looked_up():
     assert "gather" not in {node.op.mnemonic for node in map(loaded.graph.node, loaded.graph.topo_order())}
 
 
+def test_nodes_may_come_in_any_order():
+    """Converters append what they add, inside of branches too."""
+    then = graph([node("Neg", "n", "out"), node("Add", "x one", "n")], [], ["out"], one=np.float32(1))
+    otherwise = graph([node("Identity", "x", "out")], [], ["out"])
+    nodes = [
+        node("Mul", "b c", "y"),
+        node("If", "flag", "b", then_branch=then, else_branch=otherwise),
+        node("Relu", "a", "c"),
+        node("Neg", "x", "a"),
+    ]
+    loaded = rlx.onnx.load(model(nodes, [value("x", "f4", 3)], ["y"], flag=np.array(True)))
+    x = np.array([-1, 2, -3], "f4")
+    np.testing.assert_array_equal(loaded(x), -(x + 1) * np.maximum(-x, 0))
+
+
+def test_nodes_that_read_in_a_circle_are_named():
+    nodes = [node("Add", "x b", "a"), node("Neg", "a", "b")]
+    with pytest.raises(FormatError, match=r"node Add.* reads 'b', which nothing before it computes"):
+        rlx.onnx.load(model(nodes, [value("x", "f4", 3)], ["b"]))
+
+
+def test_sizes_that_a_file_calls_open_but_is_not_made_for():
+    nodes = [node("Reshape", "x five", "steps"), node("RNN", "steps w r   start", "y last", hidden_size=2)]
+    nodes[1].inputs[3:] = ["", "", "start"]
+    weights = {"w": np.ones((1, 2, 3), "f4"), "r": np.ones((1, 2, 2), "f4"), "five": np.array([5, -1, 3])}
+    inputs = [value("x", "f4", "time", "batch", 3), value("start", "f4", 1, "batch", 2)]
+    content = model(nodes, inputs, ["last"], **weights)
+    with pytest.raises(FormatError, match=r"node RNN.*sizes=\{'batch': \.\.\., 'time': \.\.\.\}"):
+        rlx.onnx.load(content)
+    loaded = rlx.onnx.load(content, sizes={"time": 5})
+    assert loaded(np.ones((5, 4, 3), "f4"), np.ones((1, 4, 2), "f4")).shape == (1, 4, 2)
+
+
+def test_a_size_is_added_to_a_product():
+    """The positions behind a cache start at its length."""
+    nodes = [
+        node("MatMul", "x w", "h"),
+        node("Shape", "x", "rows", end=1),
+        node("Cast", "rows", "count", to=1),
+        node("Add", "h count", "y"),
+    ]
+    w = rng.standard_normal((4, 3)).astype("f4")
+    loaded = rlx.onnx.load(model(nodes, [value("x", "f4", "rows", 4)], ["y"], w=w))
+    x = rng.standard_normal((5, 4)).astype("f4")
+    np.testing.assert_allclose(loaded(x), x @ w + 5, rtol=1e-4, atol=1e-5)
+
+
 def test_sizes_can_be_fixed():
     content, _ = heads()
     assert str(rlx.onnx.load(content, sizes={"batch": 2}).inputs["x"]) == "f32[2,seq_len,8]"

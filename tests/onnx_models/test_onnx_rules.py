@@ -240,6 +240,67 @@ def test_weights_of_four_bits_in_blocks():
     check(found, x @ ((codes - 8) * scales[..., None]).reshape(5, 32).T.astype("f4"), 1e-4)
 
 
+def test_convolutions_joined_with_what_follows():
+    x, w, b = (rng.standard_normal(s).astype("f4") for s in ((2, 3, 5, 5), (4, 3, 3, 3), (4,)))
+    z = rng.standard_normal((2, 4, 3, 3)).astype("f4")
+    plain = np.einsum("nchwij,ocij->nohw", windows(x, (3, 3), 1), w) + b[:, None, None] + z
+    for name, numbers, expected in (
+        ("Relu", [], np.maximum(plain, 0)),
+        ("LeakyRelu", [0.25], np.where(plain < 0, plain * 0.25, plain)),
+        ("Clip", [-1.0, 0.5], np.clip(plain, -1, 0.5)),
+        ("HardSigmoid", [0.5, 0.25], np.clip(plain * 0.5 + 0.25, 0, 1)),
+    ):
+        more = {"activation": name} | ({"activation_params": numbers} if numbers else {})
+        check(run_op("FusedConv", x, w, b, z, domain="com.microsoft", **more), expected.astype("f4"), 1e-4)
+    with pytest.raises(UnsupportedOnnx, match=r"the activation 'Selu' with the numbers \[\] is not supported"):
+        run_op("FusedConv", x, w, domain="com.microsoft", activation="Selu")
+    a, c = x.reshape(10, 15), w.reshape(-1)[:60].reshape(15, 4)
+    found = run_op("FusedGemm", a, c, domain="com.microsoft", activation="LeakyRelu", activation_alpha=0.5, alpha=2.0)
+    expected = 2 * a @ c
+    check(found, np.where(expected < 0, expected * 0.5, expected), 1e-4)
+
+
+def test_products_of_codes_with_a_bias_of_codes():
+    a, b = rng.integers(0, 256, (3, 40)).astype("u1"), rng.integers(-128, 128, (5, 40)).astype("i1")
+    bias = rng.integers(-999, 999, 5).astype("i4")
+    scales = np.float32(0.02), np.linspace(0.01, 0.03, 5).astype("f4")
+    total = (a.astype("i8") - 120) @ b.T.astype("i8") + bias
+    wide = total * (scales[0] * scales[1] * np.float32(0.5))
+    inputs = (a, scales[0], np.array(120, "u1"), b, scales[1], np.zeros(5, "i1"), bias)
+    check(run_op("QGemm", *inputs, domain="com.microsoft", transB=1, alpha=0.5), wide.astype("f4"), 1e-5)
+    given = (np.float32(0.25), np.array(9, "u1"))
+    codes = run_op("QGemm", *inputs, *given, domain="com.microsoft", transB=1, alpha=0.5)
+    check(codes, np.clip(np.round(wide / 0.25) + 9, 0, 255).astype("u1"))
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("form", ["lengths", "keys", "pairs"])
+def test_masks_of_packed_attention(form):
+    x, w = rng.standard_normal((2, 5, 8)).astype("f4"), rng.standard_normal((8, 24)).astype("f4")
+    lengths = np.array([5, 3], "i4")
+    seen = np.arange(5) < lengths[:, None]
+    mask = {"lengths": lengths, "keys": seen.astype("i4"), "pairs": np.tile(seen[:, None], (1, 5, 1)).astype("i4")}
+    found = run_op("Attention", x, w, None, mask[form], domain="com.microsoft", num_heads=2)
+    q, k, v = (part.reshape(2, 5, 2, 4).transpose(0, 2, 1, 3) for part in np.split(x @ w, 3, -1))
+    scores = q @ k.swapaxes(-1, -2) / 2 - 10000.0 * ~seen[:, None, None]
+    check(found, (softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(2, 5, 8).astype("f4"), 1e-4)
+
+
+def test_embeddings_at_given_positions():
+    words, places = rng.standard_normal((9, 4)).astype("f4"), rng.standard_normal((7, 4)).astype("f4")
+    ids, at = np.array([[1, 5, 3]], "i4"), np.array([[4, 2, 6]], "i4")
+    gamma, beta = np.ones(4, "f4"), np.zeros(4, "f4")
+    inputs = (ids, None, words, places, None, gamma, beta, None, at)
+    found, _ = run_op("EmbedLayerNormalization", *inputs, domain="com.microsoft", outputs=2, epsilon=1e-5)
+    total = words[ids] + places[at]
+    expected = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + 1e-5)
+    check(found, expected, 1e-4)
+
+
 def test_what_a_node_lacks_is_named():
     with pytest.raises(FormatError, match=r"node Reshape.*it has no shape"):
         run_op("Reshape", X)

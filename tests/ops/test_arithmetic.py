@@ -164,6 +164,8 @@ def test_bools():
     assert np.asarray(ops.or_(a, b)).tolist() == [False, True, True, True]
     assert np.asarray(ops.xor(a, b)).tolist() == [False, True, True, False]
     assert np.asarray(ops.maximum(a, b)).tolist() == [False, True, True, True]
+    assert np.asarray(ops.add(a, b)).tolist() == (a + b).tolist()
+    assert np.asarray(ops.mul(a, b)).tolist() == (a * b).tolist()
 
 
 def test_complex_arithmetic():
@@ -201,7 +203,7 @@ def test_clamp(both):
     ("build", "wanted"),
     [
         (lambda: ops.Binary("add")(np.ones(2, "f4"), np.ones(2, "f8")), "add: needs one dtype for all"),
-        (lambda: ops.add(True, False), "add: needs float or integer or complex operands, got bool"),
+        (lambda: ops.sub(True, False), "sub: needs float or integer or complex operands, got bool"),
         (lambda: ops.and_(np.ones(2), np.ones(2)), "and: needs integer or bool operands, got f64[2], f64[2]"),
         (lambda: ops.lt(np.ones(2, "c8"), np.ones(2, "c8")), "lt: needs comparable operands, got c64[2], c64[2]"),
         (lambda: ops.clamp(np.ones(2, "c8"), 0, 1), "clamp: needs ordered operands"),

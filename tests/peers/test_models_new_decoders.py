@@ -40,6 +40,8 @@ MULTIPLIERS = {
     "logits_scaling": 0.5,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 32}
+LONGROPE |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.2, 2.9, 3.6]}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 5}
 EXPERTS = {
     "n_routed_experts": 8,
@@ -75,6 +77,12 @@ FAMILIES = {
                 "full_attention": YARN | {"rope_theta": 5000.0},
             }
         },
+    ),
+    "olmo3-local-longrope": (
+        "olmo3",
+        BASE
+        | {"sliding_window": 3, "num_hidden_layers": 4}
+        | {"rope_parameters": {"sliding_attention": LONGROPE, "full_attention": YARN}},
     ),
     "gpt_neo": (
         "gpt_neo",

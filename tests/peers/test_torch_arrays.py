@@ -7,6 +7,7 @@ import pytest
 
 import rlx
 import rlx.numpy as rnp
+from rlx.errors import TraceError
 
 torch = pytest.importorskip("torch")
 jnp = pytest.importorskip("jax.numpy")
@@ -54,3 +55,17 @@ def test_jax_through_dlpack(name):
     there = rnp.from_dlpack(x)
     np.testing.assert_array_equal(np.asarray(there), np.asarray(x))
     np.testing.assert_array_equal(np.asarray(jnp.from_dlpack(there)), np.asarray(x))
+
+
+@pytest.mark.parametrize("call", [torch.relu, torch.nn.functional.gelu, torch.nn.Linear(3, 2), torch.sum], ids=str)
+def test_functions_of_torch_in_a_program_say_what_to_write(call):
+    with pytest.raises(TraceError, match=r"torch\.\w+ cannot take a value of a program .* rlx\.onnx\.load"):
+        rlx.jit(lambda x: call(x))(np.ones((2, 3), "f4"))
+
+
+def test_tensors_beside_values_of_a_program():
+    """torch is asked first, and its operators leave the answer to rlx."""
+    w, x = torch.tensor([1.0, 2.0, 3.0]), np.float32([3, 2, 1])
+    for f in (lambda a, b: a * b, lambda a, b: a - b, lambda a, b: a @ b, lambda a, b: a > b, lambda a, b: a**b):
+        np.testing.assert_allclose(rlx.jit(lambda x, f=f: f(w, x))(x), f(w.numpy(), x))
+        np.testing.assert_allclose(rlx.jit(lambda x, f=f: f(x, w))(x), f(x, w.numpy()))

@@ -222,3 +222,19 @@ def test_a_profile_of_a_loop_computes_the_loop():
 def test_the_reference_measures_no_kernels():
     with pytest.raises(BackendError, match="compile for the device 'cpu'"):
         ready("reference").profile({"x": X})
+
+
+@pytest.mark.parametrize("inputs", [np.ones((1, 3), "f4"), [np.ones((1, 3), "f4")], ()], ids=["array", "list", "tuple"])
+def test_inputs_without_names(inputs):
+    with pytest.raises(
+        BindingError, match=r"@dense: inputs are given by name, as run\(\{'x': ...\}\) or run\(x=...\), got"
+    ):
+        ready().run(inputs)
+
+
+def test_a_view_of_another_shape_is_a_reshape():
+    [y, _] = ready().run({"x": np.ones((1, 3), "f4")})
+    with pytest.raises(
+        rlx.RlxError, match=r"x.view takes a dtype, as in NumPy, got 2, 1; for another shape write x.reshape\(2, 1\)"
+    ):
+        y.view(2, 1)

@@ -22,7 +22,8 @@ set_engines(Engines(push_forward, pull_back, batch_graph))
 _HOME: dict[str, str] = {
     **dict.fromkeys(("hessian", "jacfwd", "jacrev", "linearize", "value_and_grad", "vjp"), "functions"),
     **dict.fromkeys(
-        ("checkpoint", "custom_jvp", "custom_vjp", "keep_precision", "remat", "stop_gradient"), "custom_rules"
+        ("checkpoint", "custom_gradient", "custom_jvp", "custom_vjp", "keep_precision", "remat", "stop_gradient"),
+        "custom_rules",
     ),
     "shard_map": "sharded_functions",
     **dict.fromkeys(

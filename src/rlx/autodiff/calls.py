@@ -45,7 +45,7 @@ class Arguments:
         self._call = self._signature.flatten(args, kwargs)
         leaves = self._call.leaves
         flags = [True] * len(leaves) if selected is None else selected
-        self._traced = [flag or _is_array(x) for x, flag in zip(leaves, flags, strict=True)]
+        self._traced = [flag or is_array(x) for x, flag in zip(leaves, flags, strict=True)]
         self.name = self._signature.name
         self.leaves = chosen(leaves, self._traced)
         self.names = chosen(self._signature.leaf_names(self._call), self._traced)
@@ -71,7 +71,8 @@ class Arguments:
         return [spec_of(x, f"{self.name}: {key!r}") for x, key in zip(self.leaves, self.names)]
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
+    """Whether it is a value of a program, or may become one."""
     return isinstance(value, Tensor) or (hasattr(value, "shape") and hasattr(value, "dtype"))
 
 
@@ -134,7 +135,8 @@ class Called:
             if not self.types[i].dtype.is_inexact:
                 raise AutodiffError(
                     f"{what}({self.name}): the argument {self.names[i]!r} is {self.types[i]}; only float and complex "
-                    "arguments have derivatives. Convert it with .astype('float32'), or leave it out of argnums"
+                    "arguments have derivatives. Convert it with .astype('float32'), leave it out of argnums, or give "
+                    "allow_int=True, for which the derivative is 0"
                 )
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rlx.autodiff.calls import Arguments, Called, Function
+from rlx.autodiff.calls import Arguments, Called, Function, is_array
 from rlx.autodiff.reverse import pull_back
 from rlx.errors import AutodiffError, TreeError
 from rlx.ir.graph import Graph
@@ -232,6 +232,7 @@ class custom_vjp(_CustomFunction):
         clip_gradient.defvjp(lambda x: (x, None), lambda residuals, ct: (rnp.clip(ct, -1, 1),))
 
     `fwd(*args)` returns the value and what `bwd` needs; it runs instead of the function in reverse mode.
+    Residuals are trees of arrays; numbers and other objects in them, such as `x.shape`, arrive as they are.
     `bwd(residuals, cotangent)` returns a tuple with the cotangent of each argument, or None for zero. With
     `nondiff_argnums`, `bwd` takes those arguments first. Forward mode differentiates the function itself.
     """
@@ -255,6 +256,10 @@ class custom_vjp(_CustomFunction):
         return _VjpRule(function_name(self.fun), fwd, bwd, in_tree, out_tree)
 
 
+# Stands for a residual that is a value of the program.
+_COMPUTED = object()
+
+
 class _VjpRule(DerivativeRule):
     """A rule given as `fwd(*args)` and `bwd(residuals, cotangent)`."""
 
@@ -265,7 +270,8 @@ class _VjpRule(DerivativeRule):
     def expand(self, body: Graph) -> CustomFn:
         inputs, outputs = input_types(body), output_types(body)
         count = self.in_tree.num_leaves
-        residual_trees: list[TreeDef] = []
+        # The tree of the residuals, and of its leaves those that are no values of the program: sizes, names, None.
+        kept_as: list[tuple[TreeDef, list[Any]]] = []
 
         def save(operands: list[Tensor]) -> list[Any]:
             result = self.fwd(*self.in_tree.unflatten(operands[:count]))
@@ -279,8 +285,8 @@ class _VjpRule(DerivativeRule):
                     f"custom_vjp({self.name}): fwd and the function return different trees: {difference}"
                 )
             kept, tree = tree_flatten(residuals)
-            residual_trees.append(tree)
-            return [*(convert(x, t.dtype) for x, t in zip(leaves, outputs)), *kept]
+            kept_as.append((tree, [_COMPUTED if is_array(x) else x for x in kept]))
+            return [*(convert(x, t.dtype) for x, t in zip(leaves, outputs)), *(x for x in kept if is_array(x))]
 
         saving = build_step(f"{self.name}_fwd", save, ("x", inputs))
         results = output_types(saving)
@@ -288,7 +294,9 @@ class _VjpRule(DerivativeRule):
         def pull(*operands: Tensor) -> tuple[Tensor, ...]:
             values = operands[len(inputs) : len(inputs) + len(results)]
             cotangents = operands[len(inputs) + len(results) :][: len(outputs)]
-            residuals = residual_trees[0].unflatten(values[len(outputs) :])
+            tree, leaves = kept_as[0]
+            computed = iter(values[len(outputs) :])
+            residuals = tree.unflatten([next(computed) if x is _COMPUTED else x for x in leaves])
             pulled = self.bwd(residuals, self.out_tree.unflatten(cotangents))
             return tuple(self._gradients(pulled, inputs))
 
@@ -314,6 +322,30 @@ class _VjpRule(DerivativeRule):
                 gradients += _like(what, gradient, tree, shapes)
         captured = inputs[len(gradients) :]
         return [*gradients, *filled([None] * len(captured), captured)]
+
+
+def custom_gradient(fun: Function) -> custom_vjp:
+    """A function from one that returns its value and how to pull a cotangent back; also a decorator.
+
+        @rlx.custom_gradient
+        def clip_gradient(x):
+            return x, lambda ct: (rnp.clip(ct, -1, 1),)
+
+    What it gives for several arguments is a tuple. Reverse mode calls `fun` once more; what it computes twice, the
+    compiler computes once.
+    """
+
+    def value(*args: Any) -> Any:
+        return fun(*args)[0]
+
+    def bwd(args: tuple[Any, ...], ct: Any) -> tuple[Any, ...]:
+        pulled = fun(*args)[1](ct)
+        return pulled if isinstance(pulled, tuple) else (pulled,)
+
+    functools.update_wrapper(value, fun)
+    function = custom_vjp(value)
+    function.defvjp(lambda *args: (value(*args), args), bwd)
+    return function
 
 
 def checkpoint(

@@ -14,7 +14,8 @@ from rlx.autodiff.reverse import Pullback
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
 from rlx.ir.tensor import lift
-from rlx.ops.control.body_transforms import filled, types
+from rlx.ops.control.body_transforms import chosen as with_flag
+from rlx.ops.control.body_transforms import filled, spread, types
 from rlx.ops.pointwise.complex_numbers import conjugate
 from rlx.ops.shape.creation import ones
 from rlx.trace.pytree import TreeDef, tree_leaves, tree_structure
@@ -31,12 +32,19 @@ def argument_numbers(argnums: Argnums, count: int, what: str) -> list[int]:
     return [n % count for n in numbers]
 
 
-def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
+def value_and_grad(
+    fn: Function,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Function:
     """A function that returns `(value, gradients)`, or `((value, aux), gradients)` with `has_aux`.
 
     `fn` must return one real scalar. The gradients have the structure of argument `argnums`; a tuple of argnums gives a
     tuple of gradients. For complex arguments the gradient is the conjugate Wirtinger derivative; with `holomorphic`,
-    `fn` takes and returns complex numbers, and the result is its derivative df/dz.
+    `fn` takes and returns complex numbers, and the result is its derivative df/dz. With `allow_int`, integers and bools
+    among the arguments have gradients of their own type, which are 0.
     """
 
     def build(graph: Graph, arguments: Arguments) -> Any:
@@ -45,14 +53,16 @@ def value_and_grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False, ho
         chosen = argument_numbers(argnums, len(args), f"grad({called.name})")
         groups = [called.leaf_indices(n) for n in chosen]
         wrt = [i for group in groups for i in group]
-        called.require_inexact("grad", wrt)
+        if not allow_int:
+            called.require_inexact("grad", wrt)
         value_tree, aux_tree = _loss_structure(called, has_aux, holomorphic)
         if holomorphic:
             _require_complex(called, wrt)
-        pullback = Pullback(called.graph, called.leaves, [called.input_id(i) for i in wrt])
+        moving = [called.types[i].dtype.is_inexact for i in wrt]
+        pullback = Pullback(called.graph, called.leaves, with_flag(map(called.input_id, wrt), moving))
         loss = pullback.outputs[0]
         gradients = pullback.pull([ones((), loss.dtype), *(None for _ in pullback.outputs[1:])])
-        found = filled(gradients, [called.types[i] for i in wrt])
+        found = filled(spread(gradients, moving), [called.types[i] for i in wrt])
         # What is pulled back is conj(f').
         whole = iter([conjugate(g) for g in found] if holomorphic else found)
         trees = [tree_structure(args[n]).unflatten(next(whole) for _ in group) for n, group in zip(chosen, groups)]
@@ -101,9 +111,15 @@ def _loss_structure(called: Called, has_aux: bool, holomorphic: bool) -> tuple[T
     return value_tree, aux_tree
 
 
-def grad(fn: Function, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
+def grad(
+    fn: Function,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Function:
     """A function that returns the gradients of `fn`, or `(gradients, aux)` with `has_aux`; see `value_and_grad`."""
-    both = value_and_grad(fn, argnums, has_aux, holomorphic)
+    both = value_and_grad(fn, argnums, has_aux, holomorphic, allow_int)
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         value, result = both(*args, **kwargs)

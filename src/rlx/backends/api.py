@@ -90,7 +90,8 @@ class Executable(ABC):
         """`run_plain` as one function of arrays, if the program is short for arrays such as the last ones that it ran
         on. It returns None, and nothing is done, for arrays of other types, shapes or layouts, where `run_plain` does,
         and where a context variable of the guards, or that of measured runs, has another value than the one named.
-        Results are arrays of `result_class`, read only. The caller holds the params for as long as it has the call."""
+        Results are arrays of `result_class`, read only; on devices with memory of their own arguments are of that class
+        too, whose `value` is what the device has. The caller holds the params for as long as it has the call."""
         return None
 
     # Whether `run_ahead` has a way for some programs; whether programs of the device choose tokens from logits sooner

@@ -32,8 +32,8 @@ class CompileOptions:
     `cache_param_invariant`, what follows from weights alone is computed when they are set and not at every run: right
     unless weights change as often as inputs. With `activations="int8"` products with stored weights multiply codes of 8
     bits by dot-product instructions: faster, and not the same answers; the report says which products. "int16" does so
-    where weights are GGUF blocks, slower than "int8" and hardly to be told from "f32"; "auto" is "int16" where the
-    machine has such instructions, else "f32".
+    with 16 bits where weights are GGUF blocks, f16 or bf16, slower than "int8" and hardly to be told from "f32"; "auto"
+    is "int16" where the machine has such instructions, else "f32".
     """
 
     verify: bool = True

@@ -118,7 +118,10 @@ def _took_text(args: argparse.Namespace, late: list[str]) -> bool:
 UNEXPECTED = "an unexpected"
 _LONGEST_LINE = 1500
 # What commands call, and what the errors of those begin with.
-_METHODS = ("complete", "stream", "generate", "chat", "embed", "load", "load_encoder", "pull", "convert", "quantize")
+_METHODS = (
+    *("complete", "stream", "generate", "chat", "embed", "load", "load_encoder", "load_seq2seq"),
+    *("pull", "convert", "quantize"),
+)
 
 
 def _failed(command: str, message: str) -> int:
@@ -188,6 +191,25 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
 
 def add_command(subparsers: Subparsers, name: str, doc: str | None) -> argparse.ArgumentParser:
     """The parser of one command; `doc`, the docstring of its module, is what `--help` shows."""
-    return subparsers.add_parser(
-        name, help=COMMANDS[name], description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return subparsers.add_parser(name, help=COMMANDS[name], description=doc, formatter_class=_HelpFormatter)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Sentences fit the terminal; lines that are indented, such as examples, stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        import textwrap  # for `--help` alone
+
+        paragraphs: list[list[str]] = [[]]
+        for line in text.strip().splitlines():
+            if not line.strip() or line.startswith(" ") or paragraphs[-1][-1:] == [""]:
+                paragraphs.append([])
+            paragraphs[-1].append(line.rstrip())
+            if not line.strip() or line.startswith(" ") or line.endswith(":"):
+                paragraphs.append([])
+        filled = (
+            lines[0] if lines[0].startswith(" ") else textwrap.fill(" ".join(lines), width)
+            for lines in paragraphs
+            if lines
+        )
+        return "\n".join(filled)

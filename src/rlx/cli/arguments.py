@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.errors import FormatError, RlxError
+from rlx.knobs import knobs
 
 if TYPE_CHECKING:
     from rlx.distributed.layouts import Layout
+
+
+def add_device_argument(parser: argparse.ArgumentParser, verb: str = "run on") -> None:
+    """The device, which is the one of the knob `backend` unless the command names another."""
+    default = knobs.backend or "cpu"
+    parser.add_argument(
+        "--device", default=default, help=f"the device to {verb}; see `rlx devices` (default: {default})"
+    )
 
 
 def path(text: str) -> Path:
@@ -77,6 +86,8 @@ def read_text(text: str | None, file: Path | None) -> str:
 
 def read_input() -> str:
     """All of standard input, without the newline at its end."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print("[the text is read from here; Ctrl-D at the beginning of a line ends it]", file=sys.stderr)
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:

@@ -45,7 +45,7 @@ class Kept(NamedTuple):
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "cache", __doc__)
-    parser.add_argument("action", choices=("show", "clear"))
+    parser.add_argument("action", choices=("show", "clear"), nargs="?", default="show", help="default: show")
     parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"only these: {', '.join(KINDS)}")
     parser.add_argument("--json", action="store_true", help="print a JSON document")
     return parser

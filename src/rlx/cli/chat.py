@@ -104,6 +104,10 @@ class Conversation:
             except (RlxError, OSError) as error:
                 # What was wrong with one question or command is no reason to end the conversation.
                 print(f"rlx chat: {error}", file=sys.stderr)
+            except KeyboardInterrupt:
+                # While the prompt was made, before there was an answer that could end.
+                print(file=sys.stderr)
+                _note("the question is forgotten")
 
     def _get_ready(self) -> None:
         """While the first question is typed: make the tokenizer, and start what renders the template."""

@@ -1,7 +1,8 @@
 """Turn texts into vectors: texts on the command line, or the lines of a file or of standard input.
 
-MODEL is a text encoder, or a language model, whose vectors are the mean of its last hidden states. Vectors are written
-as a .npy array (--out), as JSON (--json), or as lines of numbers.
+MODEL is a text encoder, or a language model, whose vectors are made as its directory says (as those of Qwen3-Embedding
+are), or are the mean of its last hidden states. Vectors are written as a .npy array (--out), as JSON (--json), or as
+lines of numbers.
 
 examples:
   rlx embed minilm "one text" "another text" --json
@@ -20,9 +21,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from rlx.cli import add_command
-from rlx.cli.arguments import path, positive, read_text, threads
+from rlx.cli.arguments import add_device_argument, path, positive, read_text, threads
 from rlx.cli.waiting import Waiting
-from rlx.errors import RlxError
 from rlx.models.config_hf_encoders import is_encoder_directory
 from rlx.models.language_model import load
 from rlx.models.pull import find_model
@@ -58,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="PATH", help="a PEFT folder of this model; may be repeated"
     )
-    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
+    add_device_argument(parser)
     parser.add_argument(
         "--threads", type=threads, metavar="N", help="CPU threads (default: all that this process may use)"
     )
@@ -108,8 +108,6 @@ def _from_encoder(model: Path, args: argparse.Namespace) -> Embed:
 
 
 def _from_decoder(model: Path, args: argparse.Namespace) -> Embed:
-    if args.prompt_name is not None:
-        raise RlxError("--prompt-name is for encoders, which have prompts; use --prompt")
     lm = load(
         model,
         args.device,
@@ -119,5 +117,4 @@ def _from_decoder(model: Path, args: argparse.Namespace) -> Embed:
         mmap=not args.no_mmap,
         adapter=args.adapter or None,
     )
-    before = args.prompt or ""
-    return lambda texts, progress: lm.embed([before + text for text in texts], progress=progress)
+    return lambda texts, progress: lm.embed(texts, progress=progress, prompt=args.prompt, prompt_name=args.prompt_name)

@@ -5,6 +5,7 @@ examples:
   rlx explain minilm --html report.html
   rlx explain smollm2 --html report.html --profile
   rlx explain smollm2 --passes
+  rlx explain model.onnx
   rlx explain graph.rlx --json
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
+from rlx.cli.arguments import add_device_argument
 from rlx.cli.arguments import path as path_argument
 from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(subparsers, "explain", __doc__)
     parser.add_argument("path", metavar="MODEL", help="a model (file, directory or name), or a file with a graph")
-    parser.add_argument("--device", default="cpu", help="the device to compile for; see `rlx devices` (default: cpu)")
+    add_device_argument(parser, "compile for")
     parser.add_argument(
         "--profile", action="store_true", help="also run the model once and show the time of each kernel"
     )
@@ -54,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     profile = None
     if args.profile:
         if model is None:
-            raise RlxError("--profile is for models; a graph has no inputs here: see CompiledGraph.profile")
+            raise RlxError(
+                "--profile is for language models and encoders; others have no inputs here: see CompiledGraph.profile"
+            )
         profile = model.profile()
     if args.html is not None:
         report.html(args.html, profile)
@@ -89,6 +93,10 @@ def _report(path: Path, device: str) -> tuple[CompileReport, LanguageModel | Tex
     if path.is_dir() or path.suffix == ".gguf":
         model = load(path, device)
         return model.report, model
+    if path.suffix == ".onnx":
+        from rlx.onnx import load as load_onnx
+
+        return load_onnx(path, device).report, None
     return _graph_report(path, device), None
 
 

@@ -72,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     return export(args.target, args)
 
 
+_MOST_NAMED = 4
+
+
 def export(target: str, args: argparse.Namespace) -> int:
     from rlx.cli.waiting import Waiting
     from rlx.compile.target import select
@@ -101,7 +104,10 @@ def export(target: str, args: argparse.Namespace) -> int:
         print(json.dumps({"files": [str(f) for f in done.files], **done.figures}))
         return 0
     figures = ", ".join(f"{name} {value}" for name, value in done.figures.items())
-    print(f"{', '.join(str(f) for f in done.files)}: {figures}")
+    # A folder of many files is named instead of them; --json lists all.
+    is_folder = len(done.files) > _MOST_NAMED and args.out.is_dir()
+    named = f"{args.out}, {len(done.files)} files" if is_folder else ", ".join(str(f) for f in done.files)
+    print(f"{named}: {figures}")
     return 0
 
 

@@ -1,10 +1,12 @@
-"""Continue a text. The text is the prompt, a file, or standard input; what follows is written as it comes.
+"""Continue a text. The text is the prompt, a file, or standard input; what follows is written as it comes. A model
+that reads one text and writes another, such as T5, writes its answer.
 
 examples:
   rlx generate smollm2 "The capital of France is" --max-tokens 16
   rlx generate model.gguf --file story.txt --temperature 0.8 --top-p 0.95 --seed 1
   echo "1, 2, 3," | rlx generate smollm2 --json --logprobs 3
   rlx generate smollm2 "Once upon a time" --n 3 --temperature 0.9
+  rlx generate smollm2 "Paris in JSON:" --schema schema.json
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from rlx.cli.arguments import not_negative, path, positive, read_text
 from rlx.cli.generate_options import (
     add_model_arguments,
     add_sampling_arguments,
-    load_model,
+    load_writer,
     print_pieces,
     sampling_options,
 )
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from rlx.cli import Subparsers
     from rlx.models.generation import Completion
     from rlx.models.language_model import LanguageModel
+    from rlx.models.seq2seq_model import Seq2SeqModel
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise RlxError("--logprobs is for --json, which has a place for them")
     prompt = read_text(args.text if args.prompt is None else args.prompt, args.file)
     started = time.perf_counter()
-    lm = load_model(args)
+    lm = load_writer(args)
     loaded = time.perf_counter()
     options = sampling_options(args)
     if args.json or args.n is not None:
@@ -74,7 +77,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(
-    lm: LanguageModel, prompt: str, answers: Sequence[Completion], load: float, seconds: float, n: int | None
+    lm: LanguageModel | Seq2SeqModel,
+    prompt: str,
+    answers: Sequence[Completion],
+    load: float,
+    seconds: float,
+    n: int | None,
 ) -> dict[str, object]:
     """One answer and its times; with `--n` a list of answers."""
     written = sum(len(answer.token_ids) for answer in answers)
@@ -88,7 +96,7 @@ def _document(
     return {"prompt": prompt, **(described[0] if n is None else {"answers": described}), **times}
 
 
-def _answer(lm: LanguageModel, answer: Completion) -> dict[str, object]:
+def _answer(lm: LanguageModel | Seq2SeqModel, answer: Completion) -> dict[str, object]:
     facts: dict[str, object] = {
         "text": answer.text,
         "token_ids": answer.token_ids,

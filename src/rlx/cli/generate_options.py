@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlx.cli.arguments import not_negative, positive, threads
+from rlx.cli.arguments import add_device_argument, not_negative, positive, read_text, threads
 from rlx.cli.waiting import Waiting
+from rlx.errors import RlxError
+from rlx.models.config_hf_seq2seq import is_seq2seq
 from rlx.models.decoder import MODEL_ACTIVATIONS
 from rlx.models.generation import Completion
 from rlx.models.language_model import LanguageModel, Pieces, load
+from rlx.models.model_files import read_json
 from rlx.models.pull import find_model
 from rlx.models.writing_options import OPTIONS
+
+if TYPE_CHECKING:
+    from rlx.models.seq2seq_model import Seq2SeqModel
+
+# Where it is not the first letter of the option.
+_METAVARS = {"top_k": "K", "top_p": "P", "min_p": "P"}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -33,7 +44,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
         metavar="PATH",
         help="a LoRA adapter: a PEFT folder, as `rlx finetune` writes, or a GGUF adapter; may be repeated",
     )
-    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
+    add_device_argument(parser)
     parser.add_argument("--weights", metavar="TYPE", help="quantise float matrices to this GGUF type, such as q8_0")
     parser.add_argument(
         "--activations",
@@ -77,8 +88,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
     for name, kind in kinds.items():
         default, doc = OPTIONS[name]
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, default=default, metavar=name[0].upper(), help=doc
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            default=default,
+            metavar=_METAVARS.get(name, name[0].upper()),
+            help=doc,
         )
+    parser.add_argument("--schema", type=Path, metavar="FILE", help="a JSON schema that the answer follows, in a file")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be repeated"
     )
@@ -86,7 +102,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as `LanguageModel.complete` takes them."""
-    return {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
+    options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
+    if (file := options.get("schema")) is not None:
+        try:
+            options["schema"] = json.loads(read_text(None, file))
+        except (ValueError, RecursionError) as error:
+            raise RlxError(f"{file}: a JSON schema is needed: {error}") from None
+    return options
 
 
 def load_model(args: argparse.Namespace) -> LanguageModel:
@@ -103,6 +125,21 @@ def load_model(args: argparse.Namespace) -> LanguageModel:
             mmap=not args.no_mmap,
             adapter=args.adapter or None,
         )
+
+
+def load_writer(args: argparse.Namespace) -> LanguageModel | Seq2SeqModel:
+    """A model that continues a text, or one that reads a text and writes another."""
+    path = find_model(args.model)
+    config = path / "config.json"
+    if not config.is_file() or not is_seq2seq(read_json(config)):
+        return load_model(args)
+    if args.adapter or args.kv_dtype != "f32":
+        raise RlxError(f"{args.model} reads one text and writes another: --adapter and --kv-dtype are not for it")
+    from rlx.models.seq2seq_model import load_seq2seq  # most models are language models
+
+    activations = "f32" if args.activations == "auto" else args.activations
+    with Waiting(f"loading {args.model}"):
+        return load_seq2seq(path, args.device, args.threads, args.weights, activations, not args.no_mmap)
 
 
 def print_pieces(pieces: Pieces, may_stop: bool = False) -> Completion:

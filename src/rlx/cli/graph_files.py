@@ -16,8 +16,8 @@ _MOST_TEXT = 64 << 20
 
 def read_graph(path: Path, *, allow_lowered: bool = False) -> Graph:
     """The graph of a file; `allow_lowered` as for `rlx.parse`."""
-    from rlx.ir.serialize import load_graph
-    from rlx.ir.text.graph_text import parse
+    # Not those of `rlx.ir`, which know an op only when somebody else has loaded it.
+    from rlx import load_graph, parse
 
     if not path.is_file():
         raise FormatError(f"{path}: a regular file is needed")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlx.cli import add_command
-from rlx.cli.arguments import positive, require_new
+from rlx.cli.arguments import add_device_argument, positive, require_new
 from rlx.errors import FormatError, RlxError
 from rlx.formats.mapped_file import replace_file
 from rlx.ir.dims import bind_dim
@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="an open size of random inputs; 1 unless given"
     )
-    parser.add_argument("--device", default="cpu", help="where to run; see rlx devices")
+    add_device_argument(parser)
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
     parser.add_argument("--repeat", type=positive, metavar="N", help="run N times more, and show the median time")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the outputs to an .npz file")

@@ -6,27 +6,32 @@ one. An encoder, such as minilm, answers /v1/embeddings; --embedder adds one to 
 examples:
   rlx serve smollm2
   rlx serve smollm2 --embedder minilm --port 9000
+  rlx serve smollm2 --allow-origin http://localhost:3000     # pages from there may ask, too
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import hmac
 import ipaddress
 import json
-from collections.abc import Iterator
+import select
+import socket
+from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from rlx.cli import add_command
 from rlx.cli.arguments import positive, read_text
 from rlx.cli.generate_options import add_model_arguments, load_model
 from rlx.errors import RlxError
 from rlx.models.config_hf_encoders import is_encoder_directory
-from rlx.models.openai_protocol import Document, RequestError, Service
+from rlx.models.openai_protocol import Document, NotWanted, RequestError, Service
 from rlx.models.pull import find_model
 from rlx.models.text_encoder import load_encoder
 
@@ -51,6 +56,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="requests must bring what this file holds as a bearer token"
     )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this origin, such as http://localhost:3000, may send requests; * for all pages; may be repeated",
+    )
     parser.add_argument("--quiet", action="store_true", help="do not log requests")
     parser.add_argument(
         "--kv-dtype", choices=("f32", "f16", "bf16", "q8"), default="f32", help="type of the KV cache (default: f32)"
@@ -73,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         if args.embedder is not None:
             encoder = load_encoder(args.embedder, args.device, args.threads)
     service = Service(name, lm, encoder, args.parallel)
-    with model_server(service, args.host, args.port, key, args.quiet) as server:
+    with model_server(service, args.host, args.port, key, args.quiet, args.allow_origin) as server:
         host, port = server.server_address[:2]
         shown = f"[{host!s}]" if ":" in str(host) else str(host)
         print(f"http://{shown}:{port}/v1 (Ctrl-C ends it)", flush=True)
@@ -86,19 +98,28 @@ class ModelServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], service: Service, key: str | None, quiet: bool) -> None:
-        self.service, self.key, self.quiet = service, key, quiet
+    def __init__(
+        self, address: tuple[str, int], service: Service, key: str | None, quiet: bool, origins: Collection[str]
+    ) -> None:
+        self.service, self.key, self.quiet, self.origins = service, key, quiet, frozenset(origins)
         super().__init__(address, _Handler)
 
 
 def model_server(
-    service: Service, host: str = "127.0.0.1", port: int = 0, key: str | None = None, quiet: bool = True
+    service: Service,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    key: str | None = None,
+    quiet: bool = True,
+    origins: Collection[str] = (),
 ) -> ModelServer:
-    """A server that is not running yet; `server_port` is its port."""
+    """A server that is not running yet; `server_port` is its port. Pages of the `origins` may read its answers."""
     try:
-        return ModelServer((host, port), service, key, quiet)
+        return ModelServer((host, port), service, key, quiet, origins)
     except OSError as error:
-        raise RlxError(f"cannot listen on {host}:{port}: {error.strerror or error}; try --port 0") from None
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        hint = "try --port 0" if is_port else "--host takes an address of this machine"
+        raise RlxError(f"cannot listen on {host}:{port}: {error.strerror or error}; {hint}") from None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -116,10 +137,27 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, {"status": "ok"})
         elif path == "/v1/models":
             self._send(HTTPStatus.OK, self.server.service.models())
+        elif path.startswith("/v1/models/"):
+            name = unquote(path.removeprefix("/v1/models/"))
+            entry = self.server.service.model(name)
+            if entry is None:
+                here = self.server.service.name
+                self._refuse(HTTPStatus.NOT_FOUND, f"there is no model {name!r:.80}; there is {here}", "model")
+            else:
+                self._send(HTTPStatus.OK, entry)
         elif path in self.server.service.paths:
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes POST")
         else:
             self._refuse_path(path)
+
+    def do_OPTIONS(self) -> None:
+        """What a browser asks before it sends the request of a page."""
+        self.send_response(HTTPStatus.NO_CONTENT)
+        if self._allowed_origin() is not None:
+            self.send_header("Access-Control-Allow-Methods", "GET, POST, OPTIONS")
+            self.send_header("Access-Control-Allow-Headers", self.headers.get("Access-Control-Request-Headers", "*"))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def do_POST(self) -> None:
         # What cannot be read to its end must not be taken for the next request.
@@ -139,14 +177,45 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}")
             return
         try:
-            answer = self.server.service.answer(path, body)
+            answer = self.server.service.answer(path, body, self._is_heard)
         except RequestError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error), error.field)
+        except NotWanted:
+            self.close_connection = True
         except Exception as error:
             self.log_error("%s: %s", type(error).__name__, error)
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         else:
             self._stream(answer) if isinstance(answer, Iterator) else self._send(HTTPStatus.OK, answer)
+
+    def end_headers(self) -> None:
+        if (origin := self._allowed_origin()) is not None:
+            self.send_header("Access-Control-Allow-Origin", origin)
+            self.send_header("Vary", "Origin")
+        super().end_headers()
+
+    def _allowed_origin(self) -> str | None:
+        """The page's origin, if it may read what is answered."""
+        # There are no headers yet where the first line of a request was wrong.
+        headers = getattr(self, "headers", None)
+        origin: str | None = headers.get("Origin") if headers is not None else None
+        return origin if origin is not None and self.server.origins & {origin, "*"} else None
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What is no HTTP, and methods that nothing has, are refused like everything else."""
+        self.close_connection = True
+        status = HTTPStatus(code)
+        self._refuse(status, message or status.phrase)
+
+    def _is_heard(self) -> bool:
+        """Whether the client is still there: one that has gone has sent the end of its stream."""
+        try:
+            has_more = bool(select.select([self.connection], [], [], 0)[0])
+            return not has_more or bool(self.connection.recv(1, socket.MSG_PEEK))
+        except ValueError:  # more files are open than can be watched like this
+            return True
+        except OSError:
+            return False
 
     def _path(self) -> str:
         return self.path.partition("?")[0].rstrip("/")

@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rlx.cli import add_command
+from rlx.cli.arguments import add_device_argument
 from rlx.models.pull import missing_file
 from rlx.models.pull_progress import ProgressBar
 from rlx.models.speech_model import load_speech
@@ -42,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="transcribe, or translate (to English) (default: transcribe)",
     )
     parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="windows of 30 s at a time (default: 4)")
-    parser.add_argument("--device", default="cpu", help="the device to run on; see `rlx devices` (default: cpu)")
+    add_device_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all that this process may use)")
     parser.add_argument("--json", action="store_true", help="print one JSON list with text, language and segments")
     return parser

@@ -8,6 +8,7 @@ examples:
   rlx tune minilm
   rlx tune model.gguf --tokens 128
   rlx tune graph.rlx --size B=32
+  rlx tune model.onnx --size batch=8
   rlx tune model.gguf --device cuda --tokens 2048
   rlx tune --show
   rlx tune --forget
@@ -152,11 +153,17 @@ def _subject(path: Path, args: argparse.Namespace) -> tuple[Callable[[], Any], C
             lambda: load(path, args.device),
             lambda m: m.report.times(m.profile(context=0, runs=args.runs, new=args.tokens)),
         )
-    graph, sizes = read_graph(path), _sizes(args.size)
+    graph, sizes = _onnx_graph(path) if path.suffix == ".onnx" else read_graph(path), _sizes(args.size)
     missing = sorted(set(graph.dynamic_symbols()) - set(sizes))
     if missing:
         raise RlxError(f"rlx tune: {path.name} has the sizes {', '.join(missing)}; give each: --size {missing[0]}=32")
     return lambda: Session(args.device).compile(graph), lambda c: _timed(c, graph, sizes, args.runs)
+
+
+def _onnx_graph(path: Path) -> Any:
+    from rlx.onnx import load
+
+    return load(path).graph
 
 
 def _sizes(given: Sequence[str]) -> dict[str, int]:

@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from rlx.models.pull_progress import fitting
+
 # What ends sooner needs no explanation.
 _QUIET_SECONDS = 1.0
 _STEP_SECONDS = 0.25
@@ -38,7 +40,7 @@ class Waiting:
         wait = _QUIET_SECONDS
         while not self._ended.wait(wait):
             wait, is_shown = _STEP_SECONDS, True
-            self._stream.write(f"\r{self._what}  {time.monotonic() - started:.0f} s")
+            self._stream.write("\r" + fitting(f"{self._what}  {time.monotonic() - started:.0f} s", self._stream))
             self._stream.flush()
         if is_shown:
             self._stream.write("\r\033[K")

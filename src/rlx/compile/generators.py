@@ -39,6 +39,7 @@ class Generator(NamedTuple):
     shares_lines: bool = False  # `line_bytes` is shared memory of a block, not scratch of a thread
     # Whether integer dot products of quantised activations with such weights are faster than floats.
     has_byte_dots: Callable[[PanelFormat], bool] = lambda layout: False
+    has_word_dots: bool = False  # products of codes of 16 bits are faster than those of floats
     reads_rows: bool = False  # products read weights [n, k] as they lie, and widen narrower types as they load
     widens_experts: bool = False  # products with experts widen the matrices that they read as they load
     # A gradient of attention may be `attention_gradients`, from what `attention_with_logs` has kept.

@@ -175,7 +175,8 @@ def _use_integers(c: Compilation) -> Compilation:
     generator = c.settings.generator
     assert generator is not None and generator.panel_width is not None
     kind = c.settings.activations
-    graph, changes = int8_activations(c.graph, generator.panel_width, kind, generator.has_byte_dots)
+    dots = generator.has_byte_dots, generator.has_word_dots
+    graph, changes = int8_activations(c.graph, generator.panel_width, kind, *dots)
     return replace(c, graph=graph, int8=tuple(changes))
 
 

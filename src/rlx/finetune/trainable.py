@@ -33,9 +33,10 @@ from rlx.models.adapter_files import adapter_sites
 from rlx.models.adapters import Adapter, AdapterConfig, new_adapter
 from rlx.models.config import DecoderConfig, EncoderConfig, RopeConfig
 from rlx.models.decoder import build_decoder
-from rlx.models.encoder import build_encoder, relative_buckets
+from rlx.models.encoder import build_encoder
 from rlx.models.layouts import ValuePlaces
 from rlx.models.model_files import DecoderFiles
+from rlx.models.relative_positions import relative_buckets
 from rlx.models.rope_tables import rope_tables
 from rlx.models.weights import Array, Weight, WeightFile
 from rlx.ops.lowered.quantized_panels import QuantPanels

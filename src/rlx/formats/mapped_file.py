@@ -61,6 +61,9 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        # A full disk is told without a name, by whatever was written last.
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)
         raise

@@ -7,7 +7,7 @@ of the op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ def _given_ids(graph: Graph, node: Node, sizes: Dims) -> Iterator[tuple[str, Dim
 
 def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:
     """Refuse ids outside of their axis; `sizes` is an entry of `op.index_operands`, with symbols bound."""
-    if ids.size <= _FEW and _are_valid(ids, sizes):
+    if _are_valid(ids, sizes):
         return
     columns = [ids] if len(sizes) == 1 else [ids[..., j] for j in range(len(sizes))]
     for column, size in zip(columns, Shape(sizes).static_dims):
@@ -76,11 +76,47 @@ def check_ids(op: Op, ids: Array, sizes: Dims, name: str = "ids") -> None:
             raise OutOfRange(f"{op.mnemonic}: {found}")
 
 
-def _are_valid(ids: Array, sizes: Dims) -> bool:
-    """Whether ids of one axis are valid, by Python: for a few of them, as a decoder has at each step, in a tenth of the
-    time. False says nothing."""
-    size = sizes[0]
-    if len(sizes) > 1 or not isinstance(size, int) or ids.dtype.kind not in "iu":
+def _are_valid(ids: Any, sizes: Dims) -> bool:
+    """Whether ids of one axis are valid, as far as that is seen at once. False says nothing.
+
+    A few, as a decoder has at each step, are compared by Python in a tenth of the time; of many that are not negative
+    the largest is enough.
+    """
+    if len(sizes) > 1 or not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
         return False
-    numbers = ids.ravel().tolist()
-    return not numbers or (-size <= min(numbers) and max(numbers) < size)
+    size = sizes[0]
+    if not isinstance(size, int):
+        return False
+    if ids.size <= _FEW:
+        numbers = ids.ravel().tolist()
+        return not numbers or (-size <= min(numbers) and max(numbers) < size)
+    # Read as numbers without sign, negative ones are larger than any size.
+    numbers = np.asarray(ids).view(_UNSIGNED[ids.dtype.itemsize])
+    return bool(np.maximum.reduce(numbers, axis=None) < min(size, 1 << (8 * ids.dtype.itemsize - 1)))
+
+
+class QuickChecks:
+    """Checks of arrays in the order of a program's inputs, which mostly see at once that ids are valid."""
+
+    def __init__(self, places: Sequence[tuple[int, Dims]], count: int) -> None:
+        self._places, self._count = places, count
+
+    @staticmethod
+    def of(checks: Sequence[IdCheck], keys: Sequence[str]) -> QuickChecks | None:
+        """The checks of a program whose inputs have these names; None where sizes are known only in a run."""
+        if any(len(c.sizes) > 1 or not isinstance(c.sizes[0], int) for c in checks):
+            return None
+        return QuickChecks([(keys.index(c.key), c.sizes) for c in checks], len(keys))
+
+    def pass_(self, arrays: Sequence[Any]) -> bool:
+        """Whether all ids are valid. False says nothing: then `check_ids` must look."""
+        return len(arrays) == self._count and all(_are_valid(arrays[place], sizes) for place, sizes in self._places)
+
+    def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A short call, which gives None as well where ids are not seen to be valid."""
+        if not self._places:
+            return call
+        return lambda *arrays: call(*arrays) if self.pass_(arrays) else None
+
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

@@ -120,6 +120,15 @@ class Tensor(TensorMethods):
             return getattr(args[0], function.__name__)
         raise self._no_value(f"given to np.{function.__name__}")
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """torch asks before it refuses what is not its own; behind its operators this error makes Python ask ours."""
+        name = getattr(function, "__name__", function)
+        raise TraceError(
+            f"torch.{name} cannot take a value of a program that is being built. Write it with rlx.numpy and rlx.nn; "
+            "a model of torch goes through torch.onnx.export and rlx.onnx.load"
+        )
+
     def item(self, *index: int) -> NoReturn:
         raise self._no_value("converted to a Python number")
 

@@ -35,6 +35,7 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.cpu.byte_dots import has_fast_dots
 from rlx.kernels.cpu.matmul.blocks import panel_width
+from rlx.kernels.cpu.matmul.int16 import has_word_dots
 from rlx.kernels.cpu.matmul.pairs import has_pairs, pairs_as_they_lie
 from rlx.kernels.cpu.ops import OpSite, own_kernel
 from rlx.kernels.cpu.small_loops import SmallLoopSpec
@@ -80,6 +81,7 @@ def generator(machine: Machine) -> Generator:
         _line_bytes(machine),
         shares_lines=machine.shares_lines,
         has_byte_dots=lambda layout: has_fast_dots(machine, layout),
+        has_word_dots=has_word_dots(machine),
         reads_rows=machine.gpu == "nvptx",
         widens_experts=not machine.is_gpu,
         shares_logs=lambda graph, node: _has_gradient_kernels(machine, graph, node),

@@ -146,6 +146,8 @@ class _LegalBuilder(KernelBuilder):
             lanes = args[0].lanes // 4 if op == "byte_pairs" else args[0].lanes
             return None if lanes in self.machine.pair_lanes else _PAIRS[op]
         if op == "dot2":
+            if args[0].dtype is DType.I32:
+                return None if args[0].lanes in self.machine.pair_lanes else word_dot2_by_halves
             return None if args[0].lanes in self.machine.dot2_lanes else dot2_by_halves
         if op != "cast":
             return None
@@ -277,6 +279,13 @@ def dot2_by_halves(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
     even = [k.bitcast(word << 16, DType.F32) for word in words]
     odd = [k.bitcast(word & -(1 << 16), DType.F32) for word in words]
     return k.fma(odd[0], odd[1], k.fma(even[0], even[1], total))
+
+
+def word_dot2_by_halves(k: KernelBuilder, total: Value, a: Value, b: Value) -> Value:
+    """The lower and the upper half of every word of 32 bits."""
+    words = [k.bitcast(x, ValueType(DType.I32, total.lanes)) for x in (a, b)]
+    low, high = (operator.mul(*halves) for halves in ([(w << 16) >> 16 for w in words], [w >> 16 for w in words]))
+    return total + (low + high)
 
 
 def reduce_lanes(k: KernelBuilder, op: str, vector: Value) -> Value:

@@ -147,6 +147,9 @@ class DecoderConfig:
     With `attention_sinks` each head has a logit for looking at nothing. With `latent` attention `head_dim` is what is
     kept of a token. With `parallel_residual` both halves of a layer read its input, with `shared_norm` by one norm.
 
+    With `relative_buckets` a bias per head and bucket of distances is added to the scores, which each layer may have
+    for itself (`relative_by_layer`). With `reads_source` each layer also attends to a text that an encoder has read.
+
     Learned positions begin at row `position_offset`. Embeddings may have an `embed_width` of their own (0: they have
     none). Files may hold `extra_layers` behind the last one, which guess further tokens, and which nothing here reads.
     """
@@ -199,6 +202,10 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
     extra_layers: int = 0
+    relative_buckets: int = 0
+    relative_max_distance: int = 128
+    relative_by_layer: bool = False
+    reads_source: bool = False
 
     def __post_init__(self) -> None:
         sizes = {n: getattr(self, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "context")}
@@ -243,15 +250,53 @@ class DenseConfig:
 
 
 @dataclass(frozen=True)
+class DisentangledConfig:
+    """Attention that also scores what a query makes of the place of a key (`of_keys`), and what the key makes of the
+    place of the query (`of_queries`).
+
+    There are 2·`span` places; with `buckets`, far ones are shared by distances up to `max_distance`. They
+    have a norm of their own (`norm`), and with `shared` the projections of the words.
+    """
+
+    span: int
+    max_distance: int
+    buckets: int = 0
+    of_keys: bool = True
+    of_queries: bool = True
+    shared: bool = True
+    norm: bool = True
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a classifier makes of hidden states: scores of `labels` for each text, or with `of_tokens` for each token.
+
+    Of a text it reads the first token, or with `reads_mean` the mean of all. With `dense` a linear layer comes first,
+    with an activation, and with `norm` a norm behind it. Labels exclude each other, unless there are `several`.
+    """
+
+    labels: tuple[str, ...]
+    of_tokens: bool = False
+    reads_mean: bool = False
+    dense: bool = False
+    activation: ActivationKind | None = None
+    norm: bool = False
+    several: bool = False
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """A bidirectional encoder of the BERT family.
 
     Embeddings may have an `embed_width` of their own, from which a linear layer leads to `hidden` (0: they have none);
-    they are normalised with `embed_norm`. Learned positions are a table of `table_rows` rows, used from
-    `position_offset` on (RoBERTa: padding id + 1). With `relative_buckets` a bias per head and bucket of distances is
-    added to the scores (MPNet). `rope` replaces learned positions (NomicBERT). Norms stand after each residual, or with
+    they are normalised with `embed_norm`, before that layer or behind it (`norm_behind_project`). Learned positions are
+    a table of `table_rows` rows, used from `position_offset` on (RoBERTa: padding id + 1). With `relative_buckets` a
+    bias per head and bucket of distances is added to the scores (MPNet), which each layer may have for itself
+    (`relative_by_layer`). `rope` replaces learned positions (NomicBERT). Norms stand after each residual, or with
     `pre_norms` before each half of a layer and once at the end (ModernBERT). In layers for which `is_local` holds,
     tokens see those up to `local_reach` away, and turn by `local_rope`.
+
+    Heads are `head_width` wide (0: together as wide as the layers). Of classifiers, `head` says what stands on it.
     """
 
     family: str
@@ -261,8 +306,11 @@ class EncoderConfig:
     ffn: int
     vocab: int
     context: int
+    head_width: int = 0
     table_rows: int = 0
     embed_width: int = 0
+    embed_scale: float = 1.0
+    norm: NormKind = "layer"
     norm_eps: float = 1e-12
     activation: ActivationKind = ActivationKind.Gelu
     gated: bool = False
@@ -272,9 +320,13 @@ class EncoderConfig:
     token_types: int = 0
     relative_buckets: int = 0
     relative_max_distance: int = 128
+    relative_by_layer: bool = False
+    disentangled: DisentangledConfig | None = None
+    attention_scale: float | None = None
     fused_qkv: bool = False
     fused_gate_up: bool = False
     pre_norms: bool = False
+    norm_behind_project: bool = False
     embed_norm: bool = True
     local_reach: int = 0
     local_rope: RopeConfig | None = None
@@ -283,12 +335,13 @@ class EncoderConfig:
     pooling: tuple[PoolingMode, ...] = field(default=())
     dense: tuple[DenseConfig, ...] = ()
     normalize: bool = False
+    head: HeadConfig | None = None
 
     def __post_init__(self) -> None:
         check_sizes(
             self.family, {n: getattr(self, n) for n in ("layers", "hidden", "heads", "ffn", "vocab", "context")}
         )
-        if self.hidden % self.heads:
+        if self.hidden % self.heads and not self.head_width:
             raise FormatError(f"{self.family}: {self.heads} heads do not divide a width of {self.hidden}")
         for rope in (self.rope, self.local_rope):
             if rope is not None and (rope.dims % 2 or not 0 < rope.dims <= self.head_dim):
@@ -306,10 +359,27 @@ class EncoderConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.head_width or self.hidden // self.heads
 
     def is_local(self, layer: int) -> bool:
         return layer in self.local_layers
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """A model that reads a text with an encoder, and writes another with a decoder, which begins with the token `start`
+    and then with `first`, where there are any. Tokens of `never` are not written."""
+
+    encoder: EncoderConfig
+    decoder: DecoderConfig
+    start: int
+    first: tuple[int, ...] = ()
+    never: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        wrong = next((t for t in (self.start, *self.first, *self.never) if not 0 <= t < self.decoder.vocab), None)
+        if wrong is not None:
+            raise FormatError(f"token {wrong} is not one of the {self.decoder.vocab} tokens of this model")
 
 
 # More than any model has: a file that says more is damaged, and must not make anybody build lists of that length.

@@ -25,7 +25,8 @@ def decoder_config_from_hf(fields: Mapping[str, Any]) -> DecoderConfig:
         raise FormatError(
             f"config.json: model_type {fields.get('model_type')!r} is not a supported language model; "
             f"supported: {', '.join(sorted(DECODERS))}, and the language models in "
-            f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, Whisper with rlx.load_speech"
+            f"{', '.join(sorted(WRAPPERS))}. Encoders are loaded with rlx.load_encoder, T5 and its like with "
+            "rlx.load_seq2seq, Whisper with rlx.load_speech"
         )
     read.refuse_quantized(*QUANTIZED.get(read.family, ()))
     return DECODERS[read.family](read)

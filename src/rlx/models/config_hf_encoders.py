@@ -9,21 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import FormatError
-from rlx.models.config import DenseConfig, EncoderConfig, PoolingMode, RopeConfig
+from rlx.models.config import DisentangledConfig, EncoderConfig, RopeConfig
 from rlx.models.config_hf_common import rope_from_hf
+from rlx.models.config_hf_seq2seq import t5_encoder
 from rlx.models.hf_fields import HfFields
-from rlx.models.model_files import read_json, read_json_list
+from rlx.models.model_files import read_json
+from rlx.models.sentence_modules import read_modules
 from rlx.ops.pointwise.unary import ActivationKind
-
-# How older pooling configs name the modes, in the order in which their results are joined.
-_POOLING: dict[str, PoolingMode] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 
 
 def encoder_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
@@ -57,72 +49,16 @@ def _family(fields: Mapping[str, Any]) -> str:
 def encoder_config_from_directory(path: Path) -> EncoderConfig:
     """The config of an encoder with what `modules.json` puts behind it; mean pooling where there is no such file."""
     config = encoder_config_from_hf(read_json(path / "config.json"))
-    if not (path / "modules.json").is_file():
+    modules = read_modules(path)
+    if modules is None:
         return replace(config, pooling=("mean",))
-    pooling: tuple[PoolingMode, ...] = ()
-    dense: list[DenseConfig] = []
-    normalize = False
-    for module in read_json_list(path / "modules.json"):
-        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
-        if kind == "Pooling":
-            pooling = _pooling_modes(read_json(path / str(module.get("path", "")) / "config.json"))
-        elif kind == "Dense" and pooling and not normalize:
-            dense.append(_dense(path, str(module.get("path", ""))))
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            raise FormatError(
-                f"{path / 'modules.json'}: module {module.get('type')!r} is not supported here; "
-                "supported, in this order: Transformer, Pooling, Dense, Normalize"
-            )
-    if not pooling:
-        raise FormatError(f"{path / 'modules.json'}: there is no Pooling module, so there is no one vector per text")
-    limit = _length_limit(path, config.context)
-    return replace(config, pooling=pooling, dense=tuple(dense), normalize=normalize, context=limit)
-
-
-# What may be done to the result of a linear layer behind the pooling, by the end of the name that torch has for it.
-_DENSE_ACTIVATIONS = {
-    "Identity": None,
-    "Tanh": ActivationKind.Tanh,
-    "ReLU": ActivationKind.Relu,
-    "GELU": ActivationKind.Gelu,
-    "SiLU": ActivationKind.Silu,
-    "Sigmoid": ActivationKind.Sigmoid,
-}
-
-
-def _dense(path: Path, folder: str) -> DenseConfig:
-    if folder != Path(folder).name:
-        raise FormatError(f"{path / 'modules.json'}: the folder of a module lies beside the file, got {folder!r:.100}")
-    f = HfFields(read_json(path / folder / "config.json"), "Dense")
-    # Files that leave it out mean what the library then took.
-    name = f.text("activation_function", "Tanh").rsplit(".", 1)[-1]
-    if name not in _DENSE_ACTIVATIONS:
-        known = ", ".join(_DENSE_ACTIVATIONS)
-        raise FormatError(f"{folder}: activation_function {name!r} is not supported; supported: {known}")
-    return DenseConfig(folder, f.size("in_features"), f.size("out_features"), _DENSE_ACTIVATIONS[name])
-
-
-def _pooling_modes(fields: Mapping[str, Any]) -> tuple[PoolingMode, ...]:
-    if fields.get("include_prompt") is False:
-        raise FormatError("Pooling config.json: include_prompt=false is not supported")
-    named = fields.get("pooling_mode")
-    if named is None:
-        return tuple(mode for name, mode in _POOLING.items() if fields.get(name))
-    known = {str(mode): mode for mode in _POOLING.values()}
-    listed = [named] if isinstance(named, str) else list(named)
-    unknown = [mode for mode in listed if mode not in known]
-    if unknown:
-        raise FormatError(f"Pooling config.json: pooling_mode {unknown[0]!r} is not one of {', '.join(known)}")
-    return tuple(known[mode] for mode in listed)
-
-
-def _length_limit(path: Path, context: int) -> int:
-    """How many tokens of a text are read."""
-    file = path / "sentence_bert_config.json"
-    limit = read_json(file).get("max_seq_length") if file.is_file() else None
-    return context if limit is None else min(int(limit), context)
+    return replace(
+        config,
+        pooling=modules.pooling,
+        dense=modules.dense,
+        normalize=modules.normalize,
+        context=min(config.context, modules.limit or config.context),
+    )
 
 
 def _bert(f: HfFields, **more: Any) -> EncoderConfig:
@@ -291,6 +227,46 @@ def _modernbert(f: HfFields) -> EncoderConfig:
     )
 
 
+def _deberta(f: HfFields) -> EncoderConfig:
+    """Tokens know each other's places by attention alone, in the third version also without learned positions."""
+    f.refuse("conv_kernel_size", 0)
+    hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
+    f.refuse("attention_head_size", max(hidden // heads, 1))
+    width = f.size("embedding_size", hidden)
+    found = _disentangled(f)
+    return _bert(
+        f,
+        disentangled=found if f.flag("relative_attention", False) else None,
+        # Scores of places count here whether there are any or not.
+        attention_scale=(max(hidden // heads, 1) * (1 + found.of_keys + found.of_queries)) ** -0.5,
+        learned_positions=f.flag("position_biased_input", True),
+        embed_width=0 if width == hidden else width,
+        norm_behind_project=True,
+        norm_eps=f.number("layer_norm_eps", 1e-7),
+    )
+
+
+def _disentangled(f: HfFields) -> DisentangledConfig:
+    # Numbers below 1 stand for "not given".
+    context = f.size("max_position_embeddings")
+    longest = context if f.is_below_one("max_relative_positions") else f.size("max_relative_positions", context)
+    buckets = 0 if f.is_below_one("position_buckets") else f.size("position_buckets", 0, least=0)
+    kinds = f.listed("pos_att_type")
+    if kinds is None:
+        kinds = f.text("pos_att_type", "").split("|")
+    if any(kind not in ("c2p", "p2c", "") for kind in kinds):
+        raise FormatError(f"config.json: pos_att_type must be of c2p and p2c, got {kinds!r:.100}")
+    return DisentangledConfig(
+        span=buckets or longest,
+        max_distance=longest,
+        buckets=buckets,
+        of_keys="c2p" in kinds,
+        of_queries="p2c" in kinds,
+        shared=f.flag("share_att_key", False),
+        norm="layer_norm" in f.text("norm_rel_ebd", "none").lower(),
+    )
+
+
 # What fields mean that a file leaves out, where it is not what null means.
 _ABSENT: dict[str, dict[str, Any]] = {
     **{
@@ -300,7 +276,8 @@ _ABSENT: dict[str, dict[str, Any]] = {
             *("ernie", "megatron-bert", "electra", "albert"),
         )
     },
-    "xlm-roberta-xl": {"type_vocab_size": 1},
+    "xlm-roberta-xl": {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "mpnet": {"pad_token_id": 1},
     "nomic_bert": {"type_vocab_size": 2, "rope_theta": 1000.0},
     "modernbert": {"local_rope_theta": 10000.0},
 }
@@ -320,4 +297,8 @@ ENCODERS: dict[str, Callable[[HfFields], EncoderConfig]] = {
     "mpnet": _mpnet,
     "nomic_bert": _nomic,
     "modernbert": _modernbert,
+    "deberta-v2": _deberta,
+    "t5": t5_encoder,
+    "mt5": t5_encoder,
+    "umt5": t5_encoder,
 }

@@ -10,6 +10,9 @@ Inputs, with B sequences, S new tokens each, a cache of capacity C, and R rows o
     rope.cos, rope.sin f32[C,D/2]   (and rope.local.cos, rope.local.sin)
     k.0, v.0, k.1, ...           caches [B,Hkv,C,D], returned updated and aliased
     k.0.scale, v.0.scale, ...    with q8 caches f32[B,Hkv,C]: what each row of codes is multiplied by
+    buckets    i32[C]            with relative positions: the bucket of each distance
+    source_len i32[B]            where an encoder has read a text: its length, and what each layer makes of it
+    source.k.0, source.v.0, ...  f32[B,Hkv,E,D]
 
 Outputs: logits f32[B,R,V], then the caches in the order of the inputs. Sequences of different lengths are padded on
 the right: padding stands behind the real tokens, where `kv_len` hides it until real tokens overwrite it.
@@ -108,18 +111,36 @@ class _Decoder:
             self.layers.dropout_key = self.graph.input("dropout_key", (2,), DType.U32)
         self.rope = self._tables("rope", config.rope)
         self.local_rope = self._tables("rope.local", config.local_rope) or self.rope
-        self.slopes = self._alibi() if config.alibi_slopes else None
+        self.buckets = self.graph.input("buckets", ("C",), DType.I32) if config.relative_buckets else None
+        shares_bias = config.relative_buckets and not config.relative_by_layer
+        self.bias = self._alibi() if config.alibi_slopes else self._relative(None) if shares_bias else None
+        self.source_len = self.graph.input("source_len", ("B",), DType.I32) if config.reads_source else None
         self.caches: dict[str, Any] = {}
+
+    def _distances(self) -> Any:
+        """i32[B,1,S,C]: the place of each key relative to a query, which is above 0 for keys ahead of it."""
+        batch, seq = self.tokens.shape
+        with same_graph(self.tokens):
+            keys = ops.iota((1, 1, 1, "C" if self.kv_dtype is not None else seq), DType.I32, 3)
+        return ops.sub(keys, ops.reshape(self.positions, (batch, 1, seq, 1)))
 
     def _alibi(self) -> Any:
         """f32[B,H,S,C]: what the distance from a query back to a key adds to its score, -inf for keys ahead of it."""
-        batch, seq = self.tokens.shape
-        heads = len(self.config.alibi_slopes)
-        with same_graph(self.tokens):
-            keys = ops.iota((1, 1, 1, "C" if self.kv_dtype is not None else seq), DType.I32, 3)
-        distance = ops.sub(keys, ops.reshape(self.positions, (batch, 1, seq, 1)))
+        heads, distance = len(self.config.alibi_slopes), self._distances()
         slopes = self.graph.constant(np.array(self.config.alibi_slopes, np.float32).reshape(1, heads, 1, 1))
         return ops.where(ops.le(distance, 0), ops.mul(ops.cast(distance, DType.F32), slopes), -math.inf)
+
+    def _relative(self, layer: int | None) -> Any:
+        """The same by a table with a number for each head and bucket of distances."""
+        c, distance = self.config, self._distances()
+        name = self.layers.file.name("relative_bias", layer)
+        table = self.layers.table(f"{name}.weight", (c.relative_buckets, c.heads))
+        # A row of each distance that there may be, [C,H], so that little is looked up for each pair.
+        by_distance = ops.gather(table, self.buckets)
+        batch, _, seq, keys = distance.shape
+        back = ops.reshape(ops.maximum(ops.neg(distance), 0), (batch, seq, keys))
+        found = ops.transpose(ops.gather(by_distance, back), (0, 3, 1, 2))
+        return ops.where(ops.le(distance, 0), found, -math.inf)
 
     def _tables(self, name: str, rope: RopeConfig | None) -> tuple[RopeConfig, Any, Any] | None:
         if rope is None:
@@ -157,8 +178,6 @@ class _Decoder:
         x = self.layers.embedding(self.tokens, "embed", c.vocab, c.embed_width or c.hidden)
         if c.embed_width:
             x = self.layers.linear(x, "embed_project", None, c.hidden)
-        if c.embed_norm:
-            x = self._norm(x, "embed_norm", None)
         if c.embed_scale != 1.0:
             x = ops.mul(x, c.embed_scale)
         if c.learned_positions:
@@ -167,7 +186,7 @@ class _Decoder:
             if c.position_offset:
                 places = ops.add(places, c.position_offset)
             x = ops.add(x, self.layers.embedding(places, "positions", c.context + c.position_offset, c.hidden))
-        return x
+        return self._norm(x, "embed_norm", None) if c.embed_norm else x
 
     def _layer(self, x: Any, layer: int) -> Any:
         c, given = self.config, x
@@ -177,6 +196,12 @@ class _Decoder:
             x = self._residual(x, attended, "post_attn_norm", layer)
             if c.sum_norms:
                 x = self._norm(x, "attn_norm", layer)
+        if c.reads_source:
+            with named_scope("source"):
+                x = self._residual(
+                    x, self._source(self._before(x, "source_norm", layer), layer), "post_source_norm", layer
+                )
+                x = self._norm(x, "source_norm", layer) if c.sum_norms else x
         with named_scope("feed forward"):
             if not c.shared_norm:
                 read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
@@ -186,6 +211,25 @@ class _Decoder:
     def _norm(self, x: Any, role: str, layer: int | None, heads: int = 0) -> Any:
         c = self.config
         return self.layers.norm(x, role, layer, c.norm, c.norm_eps, c.norm_affine, heads)
+
+    def _source(self, x: Any, layer: int) -> Any:
+        """Attention to what an encoder has read."""
+        c, (batch, seq) = self.config, self.tokens.shape
+        q = self.layers.linear(x, "source_q", layer, c.heads * c.head_dim)
+        queries = ops.transpose(ops.reshape(q, (batch, seq, c.heads, c.head_dim)), (0, 2, 1, 3))
+        keys, values = (
+            self.graph.input(f"source.{part}.{layer}", ("B", c.kv_heads, "E", c.head_dim), DType.F32) for part in "kv"
+        )
+        attended = blocks.attention(
+            queries,
+            keys,
+            values,
+            layout="bhsd",
+            mask_kind="none",
+            score_scale=c.attention_scale,
+            kv_len=self.source_len,
+        )
+        return self._projected(attended, layer, "source_o")
 
     def _head_norms(self, q: Any, k: Any, layer: int) -> tuple[Any, Any]:
         heads, kv_heads = (self.config.heads, self.config.kv_heads) if self.config.qk_norm_by_head else (0, 0)
@@ -233,10 +277,9 @@ class _Decoder:
             "softcap": c.attention_softcap,
             "kv_len": self.kv_len,
         }
-        if self.slopes is not None:
-            return blocks.attention(
-                queries, keys[0], values[0], self.slopes, scales=scales, mask_kind="bias", **options
-            )
+        bias = self._relative(layer) if c.relative_by_layer else self.bias
+        if bias is not None:
+            return blocks.attention(queries, keys[0], values[0], bias, scales=scales, mask_kind="bias", **options)
         # The op counts the keys before the query, files count the query's own key too.
         options["mask_kind"] = MaskKind.Causal if window is None else MaskKind.SlidingWindow(window - 1)
         options["positions"] = None if self.kv_dtype is None else self.positions
@@ -246,11 +289,11 @@ class _Decoder:
             return ops.attention(queries, keys[0], values[0], sinks=sinks, **named, **options)
         return blocks.attention(queries, keys[0], values[0], scales=scales, **options)
 
-    def _projected(self, attended: Any, layer: int) -> Any:
+    def _projected(self, attended: Any, layer: int, role: str = "o") -> Any:
         """What the layer adds, of attended heads [B,H,S,D]."""
         batch, heads, seq, width = attended.shape
         joined = ops.reshape(ops.transpose(attended, (0, 2, 1, 3)), (batch, seq, heads * width))
-        return self.layers.linear(joined, "o", layer, self.config.hidden)
+        return self.layers.linear(joined, role, layer, self.config.hidden)
 
     def _latent(self, x: Any, layer: int, latent: LatentConfig) -> Any:
         """Attention on vectors that keys and values are made of. They are never made: queries are taken to where the

@@ -5,9 +5,10 @@ Inputs, with B texts padded on the right to S tokens:
     ids      i32[B,S]       lengths  i32[B]     tokens of each text
     rope.cos, rope.sin      f32[S,D/2]          with rotary positions (and rope.local.cos, rope.local.sin)
     buckets  i32[S,S]                           with relative positions: the bucket of each distance
+    types    i32[B,S]                           of a classifier that tells the first text of a pair from the second
 
 Outputs: hidden states f32[B,S,D], then, with pooling, one vector per text f32[B,E]. Hidden states of padding mean
-nothing.
+nothing. Of a classifier the only output are scores, f32[B,labels] or f32[B,S,labels].
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from rlx import ops
 from rlx.hir import functions as blocks
 from rlx.ir.dtype import DType
@@ -26,7 +24,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.module import HirModule
 from rlx.ir.provenance import named_scope, written_as
 from rlx.models.adapters import Adapter
-from rlx.models.config import EncoderConfig, PoolingMode, RopeConfig
+from rlx.models.config import DisentangledConfig, EncoderConfig, HeadConfig, PoolingMode, RopeConfig
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.define.operands import same_graph
@@ -37,6 +35,16 @@ if TYPE_CHECKING:
 _TINY = 1e-12
 # What is added to the score of a token that is too far away: nothing is left of it, and sums stay finite.
 _FAR = -1e9
+# Beginnings of tensors that guess words, which files of classifiers may still have.
+_OTHER_HEADS = (
+    "cls.",
+    "lm_head.",
+    "lm_predictions.",
+    "mask_predictions.",
+    "predictions.",
+    "generator_",
+    "discriminator_",
+)
 
 
 def _residual(x: Any, y: Any) -> Any:
@@ -70,7 +78,14 @@ class _Encoder:
         self.tables = self._rope_inputs("rope", config.rope)
         self.local_tables = self._rope_inputs("rope.local", config.local_rope) or self.tables
         self.near = self._near_bias() if config.local_layers else None
-        self.bias = self._relative_bias() if config.relative_buckets else None
+        self.types = None
+        if config.head is not None and config.token_types > 1:
+            self.types = self.graph.input("types", ("B", "S"), DType.I32)
+        has_buckets = config.relative_buckets or config.disentangled is not None
+        self.buckets = self.graph.input("buckets", ("S", "S"), DType.I32) if has_buckets else None
+        shares_bias = config.relative_buckets and not config.relative_by_layer
+        self.bias = self._relative_bias(None) if shares_bias else None
+        self.places = None if config.disentangled is None else self._place_rows(config.disentangled)
 
     def _rope_inputs(self, name: str, rope: RopeConfig | None) -> tuple[RopeConfig, Any, Any] | None:
         if rope is None:
@@ -82,27 +97,50 @@ class _Encoder:
         c = self.config
         with named_scope("embedding"):
             x = self._embedded()
-            x = self._norm(x, "embed_norm", None) if c.embed_norm else x
-            x = self._placed(self.layers.linear(x, "embed_project", None, c.hidden) if c.embed_width else x)
+            if c.embed_norm and not c.norm_behind_project:
+                x = self._norm(x, "embed_norm", None)
+            if c.embed_width:
+                x = self.layers.linear(x, "embed_project", None, c.hidden)
+            if c.embed_norm and c.norm_behind_project:
+                x = self._norm(x, "embed_norm", None)
+            x = self._placed(x)
         for layer in range(c.layers):
             with named_scope(f"layer {layer}"):
                 x = self._placed(self._pre_normed(x, layer) if c.pre_norms else self._post_normed(x, layer))
         if c.pre_norms:
             x = self._norm(x, "final_norm", None)
-        outputs = [x]
-        if c.pooling:
-            with named_scope("pooling"):
-                pooled = [self._pooled(x, mode) for mode in c.pooling]
-                vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
-                for place, dense in enumerate(c.dense):
-                    vector = self.layers.linear(vector, "dense", place, dense.outputs)
-                    vector = vector if dense.activation is None else ops.activation(dense.activation, vector)
-                outputs.append(_unit(vector) if c.normalize else vector)
+        if c.head is not None:
+            with named_scope("head"):
+                outputs = [self._scores(x, c.head)]
+        else:
+            outputs = [x, self._vector(x)] if c.pooling else [x]
         if self.value_places is not None:
             outputs = [self.value_places.of_result(y) for y in outputs]
         self.layers.file.refuse_unused(self._is_head)
         self.graph.set_outputs(outputs)
         return EncoderProgram(self.layers.lowered(), self.layers.weights)
+
+    def _vector(self, x: Any) -> Any:
+        """One vector per text."""
+        c = self.config
+        with named_scope("pooling"):
+            pooled = [self._pooled(x, mode) for mode in c.pooling]
+            vector = pooled[0] if len(pooled) == 1 else ops.concat(pooled, -1)
+            for place, dense in enumerate(c.dense):
+                vector = self.layers.linear(vector, "dense", place, dense.outputs)
+                vector = vector if dense.activation is None else ops.activation(dense.activation, vector)
+            return _unit(vector) if c.normalize else vector
+
+    def _scores(self, x: Any, head: HeadConfig) -> Any:
+        """The scores of labels."""
+        if not head.of_tokens:
+            x = self._pooled(x, "mean" if head.reads_mean else "cls")
+        if head.dense:
+            x = self.layers.linear(x, "head_dense", None, self.config.hidden)
+            x = x if head.activation is None else ops.activation(head.activation, x)
+        if head.norm:
+            x = self._norm(x, "head_norm", None)
+        return self.layers.linear(x, "head_out", None, len(head.labels))
 
     def _placed(self, x: Any) -> Any:
         return x if self.value_places is None else self.value_places.of_hidden(x)
@@ -124,36 +162,66 @@ class _Encoder:
     def _embedded(self) -> Any:
         c, width = self.config, self.config.embed_width or self.config.hidden
         x = self.layers.embedding(self.ids, "embed", c.vocab, width)
+        if c.embed_scale != 1.0:
+            x = ops.mul(x, c.embed_scale)
         if c.learned_positions:
             table = self.layers.table(f"{self.layers.file.name('positions')}.weight", (c.table_rows, width))
             x = ops.add(x, ops.narrow(table, 0, c.position_offset, self.ids.shape[1]))
         if c.token_types:
             types = self.layers.table(f"{self.layers.file.name('token_types')}.weight", (c.token_types, width))
-            x = ops.add(x, ops.narrow(types, 0, 0, 1))
+            x = ops.add(x, ops.narrow(types, 0, 0, 1) if self.types is None else ops.gather(types, self.types))
         return x
 
     def _norm(self, x: Any, role: str, layer: int | None) -> Any:
-        return self.layers.norm(x, role, layer, "layer", self.config.norm_eps)
+        return self.layers.norm(x, role, layer, self.config.norm, self.config.norm_eps)
 
-    def _relative_bias(self) -> Any:
+    def _relative_bias(self, layer: int | None) -> Any:
         """[B,H,S,S]: what distances add to the scores, -inf for padding."""
         c = self.config
-        buckets = self.graph.input("buckets", ("S", "S"), DType.I32)
-        table = self.layers.table(f"{self.layers.file.name('relative_bias')}.weight", (c.relative_buckets, c.heads))
-        by_distance = ops.transpose(ops.gather(table, buckets), (2, 0, 1))
+        name = self.layers.file.name("relative_bias", layer)
+        table = self.layers.table(f"{name}.weight", (c.relative_buckets, c.heads))
+        by_distance = ops.transpose(ops.gather(table, self.buckets), (2, 0, 1))
+        return ops.add(ops.expand_dims(by_distance, 0), self._hidden_padding())
+
+    def _hidden_padding(self) -> Any:
+        """[B,1,1,S]: -inf for padding, else 0."""
         batch, seq = self.ids.shape
         hidden = ops.where(self._is_token(), 0.0, -math.inf)
-        return ops.add(ops.expand_dims(by_distance, 0), ops.reshape(ops.cast(hidden, DType.F32), (batch, 1, 1, seq)))
+        return ops.reshape(ops.cast(hidden, DType.F32), (batch, 1, 1, seq))
+
+    def _place_rows(self, d: DisentangledConfig) -> Any:
+        """[2·span, D]: what stands for each place of one token relative to another."""
+        rows = self.layers.table(f"{self.layers.file.name('places')}.weight", (2 * d.span, self.config.hidden))
+        return self._norm(rows, "places_norm", None) if d.norm else rows
+
+    def _disentangled_bias(self, d: DisentangledConfig, q: Any, k: Any, layer: int) -> Any:
+        """[B,H,S,S]: what queries make of the places of keys, and keys of those of queries, -inf for padding."""
+        c, (batch, seq) = self.config, self.ids.shape
+        bias = self._hidden_padding()
+        for words, role, is_wanted in ((q, "k", d.of_keys), (k, "q", d.of_queries)):
+            if not is_wanted:
+                continue
+            places = self.layers.linear(
+                self.places, role if d.shared else f"places_{role}", layer, c.heads * c.head_dim
+            )
+            places = ops.transpose(ops.reshape(places, (2 * d.span, c.heads, c.head_dim)), (1, 2, 0))
+            by_head = ops.transpose(ops.reshape(words, (batch, seq, c.heads, c.head_dim)), (0, 2, 1, 3))
+            scores = ops.mul(ops.matmul(by_head, places), c.attention_scale)
+            of_queries = role == "q"
+            chosen = ops.transpose(self.buckets, (1, 0)) if of_queries else self.buckets
+            chosen = ops.broadcast_to(ops.reshape(chosen, (1, 1, seq, seq)), (batch, c.heads, seq, seq))
+            found = ops.take_along_axis(scores, chosen, -1, mode="clip")
+            bias = ops.add(bias, ops.transpose(found, (0, 1, 3, 2)) if of_queries else found)
+        return bias
 
     def _near_bias(self) -> Any:
         """[B,1,S,S]: very negative for tokens that are far away, -inf for padding. Not -inf for both: then padding that
         is far from all tokens would see nothing, and become NaN."""
-        batch, seq = self.ids.shape
+        seq = self.ids.shape[1]
         places = self._places()
         distance = ops.sub(ops.reshape(places, (seq, 1)), ops.reshape(places, (1, seq)))
         far = ops.cast(ops.where(ops.le(ops.abs_(distance), self.config.local_reach), 0.0, _FAR), DType.F32)
-        hidden = ops.cast(ops.where(self._is_token(), 0.0, -math.inf), DType.F32)
-        return ops.add(ops.reshape(far, (1, 1, seq, seq)), ops.reshape(hidden, (batch, 1, 1, seq)))
+        return ops.add(ops.reshape(far, (1, 1, seq, seq)), self._hidden_padding())
 
     def _is_token(self) -> Any:
         """bool[B,S]: what is not padding."""
@@ -166,10 +234,11 @@ class _Encoder:
 
     def _attention(self, x: Any, layer: int) -> Any:
         c = self.config
+        widths = (c.heads * c.head_dim,) * 3
         if c.fused_qkv:
-            parts = split_last(self.layers.linear(x, "qkv", layer, 3 * c.hidden), (c.hidden,) * 3)
+            parts = split_last(self.layers.linear(x, "qkv", layer, sum(widths)), widths)
         else:
-            parts = self.layers.linears(x, "qkv", layer, (c.hidden,) * 3)
+            parts = self.layers.linears(x, "qkv", layer, widths)
         q, k, v = parts
         is_local = c.is_local(layer)
         tables = self.local_tables if is_local else self.tables
@@ -177,6 +246,10 @@ class _Encoder:
             rope, cos, sin = tables
             q, k = (blocks.rope(h, cos, sin, c.head_dim, style=rope.style, layout="bsm") for h in (q, k))
         bias = self.near if is_local else self.bias
+        if c.relative_by_layer:
+            bias = self._relative_bias(layer)
+        if c.disentangled is not None:
+            bias = self._disentangled_bias(c.disentangled, q, k, layer)
         attended = blocks.attention(
             q,
             k,
@@ -185,6 +258,7 @@ class _Encoder:
             num_heads=c.heads,
             layout="bsm",
             mask_kind="none" if bias is None else "bias",
+            score_scale=c.attention_scale,
             kv_len=self.lengths if bias is None else None,
         )
         return self.layers.linear(attended, "o", layer, c.hidden)
@@ -222,28 +296,14 @@ class _Encoder:
         return ops.div(total, ops.expand_dims(ops.sqrt(count) if mode == "mean_sqrt_len_tokens" else count, -1))
 
     def _is_head(self, name: str) -> bool:
-        """Tensors of what stands on the encoder (poolers, heads), and of what the program makes itself."""
+        """Tensors of what stands on the encoder (poolers, heads), and of what the program makes itself. Of a classifier
+        everything is needed but what it was trained with before."""
         base = self.layers.file.name("embed").split(".")[0] + "."
-        return not name.startswith(base) or name.startswith(f"{base}pooler.") or name.endswith(".position_ids")
+        is_outside = name.startswith(_OTHER_HEADS) if self.config.head is not None else not name.startswith(base)
+        return is_outside or name.startswith(f"{base}pooler.") or name.endswith(".position_ids")
 
 
 def _unit(x: Any) -> Any:
     """Rows of length 1."""
     norm = ops.sqrt(ops.reduce_sum(ops.mul(x, x), (-1,), keepdims=True))
     return ops.div(x, ops.maximum(norm, _TINY))
-
-
-def relative_buckets(length: int, buckets: int, max_distance: int) -> npt.NDArray[np.int32]:
-    """i32[length, length]: the bucket of the distance from query i to key j.
-
-    Half of the buckets are for keys behind the query. In each half the first half holds one distance each, the rest
-    grow by a constant factor up to `max_distance`, beyond which all share the last.
-    """
-    distance = np.arange(length)[None] - np.arange(length)[:, None]
-    half = buckets // 2
-    exact = half // 2
-    size = np.abs(distance)
-    with np.errstate(divide="ignore"):
-        grown = np.log(size.astype(np.float32) / exact) / math.log(max_distance / exact) * (half - exact)
-    coarse = exact + np.minimum(np.where(size >= exact, grown, 0.0), half - exact - 1).astype(np.int32)
-    return (np.where(distance > 0, half, 0) + np.where(size < exact, size, coarse)).astype(np.int32)

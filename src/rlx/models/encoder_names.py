@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from rlx.models.seq2seq_names import T5_ENCODER, by_layer
+
 _BERT: dict[str, str] = {
     "embed": "bert.embeddings.word_embeddings",
     "positions": "bert.embeddings.position_embeddings",
@@ -108,6 +110,17 @@ _MODERNBERT: dict[str, str] = {
     "down": "model.layers.{i}.mlp.Wo",
 }
 
+_DEBERTA: dict[str, str] = {role: name.replace("bert.", "deberta.", 1) for role, name in _BERT.items()} | {
+    "embed_project": "deberta.embeddings.embed_proj",
+    "places": "deberta.encoder.rel_embeddings",
+    "places_norm": "deberta.encoder.LayerNorm",
+    "q": "deberta.encoder.layer.{i}.attention.self.query_proj",
+    "k": "deberta.encoder.layer.{i}.attention.self.key_proj",
+    "v": "deberta.encoder.layer.{i}.attention.self.value_proj",
+    "places_q": "deberta.encoder.layer.{i}.attention.self.pos_query_proj",
+    "places_k": "deberta.encoder.layer.{i}.attention.self.pos_key_proj",
+}
+
 HF_ENCODERS: dict[str, dict[str, str]] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
@@ -124,6 +137,27 @@ HF_ENCODERS: dict[str, dict[str, str]] = {
     "mpnet": _MPNET,
     "nomic_bert": _NOMIC,
     "modernbert": _MODERNBERT,
+    "deberta-v2": _DEBERTA,
+    "t5": T5_ENCODER,
+    "mt5": T5_ENCODER,
+    "umt5": by_layer(T5_ENCODER),
 }
 # The prefix of the encoder inside files that also hold a head; files of the encoder alone leave it out.
 HF_ENCODER_PREFIX = {family: names["embed"].split(".")[0] + "." for family, names in HF_ENCODERS.items()}
+
+# What stands on an encoder that scores labels.
+_ON_POOLER = {"head_out": "classifier"}
+_OF_TWO_LAYERS = {"head_dense": "classifier.dense", "head_out": "classifier.out_proj"}
+_ROBERTA_LINE = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl")
+TEXT_HEADS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("bert", "megatron-bert"), _ON_POOLER | {"head_dense": "bert.pooler.dense"}),
+    **dict.fromkeys((*_ROBERTA_LINE, "electra", "mpnet"), _OF_TWO_LAYERS),
+    "ernie": _ON_POOLER | {"head_dense": "ernie.pooler.dense"},
+    "albert": _ON_POOLER | {"head_dense": "albert.pooler"},
+    "distilbert": _ON_POOLER | {"head_dense": "pre_classifier"},
+    "modernbert": _ON_POOLER | {"head_dense": "head.dense", "head_norm": "head.norm"},
+    "deberta-v2": _ON_POOLER | {"head_dense": "pooler.dense"},
+}
+TOKEN_HEADS: dict[str, dict[str, str]] = {
+    family: TEXT_HEADS["modernbert"] if family == "modernbert" else _ON_POOLER for family in TEXT_HEADS
+}

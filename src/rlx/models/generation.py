@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.models.choosing import Choice
+from rlx.models.grammar import Grammar, Guide
 from rlx.models.sampling import Sampler, SamplingOptions, log_probabilities
 from rlx.models.stop_strings import StopScanner
 
@@ -61,6 +62,7 @@ class _Writer:
         row: int,
         prompt: int,
         logprobs: int | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.answer = Completion(prompt_tokens=prompt, logprobs=None if logprobs is None else [])
         self._alternatives = logprobs or 0
@@ -68,6 +70,7 @@ class _Writer:
         self._decoder = tokenizer.stream_decoder()
         self._scanner = StopScanner(stop)
         self._ends = frozenset(tokenizer.eos_ids)
+        self._guide = guide
 
     @property
     def is_done(self) -> bool:
@@ -75,7 +78,7 @@ class _Writer:
 
     def take(self, logits: npt.NDArray[np.float32], seen: Sequence[int], max_tokens: int) -> str:
         """Choose a token; the text that may be shown now."""
-        token = self._sampler.choose(logits, seen, self.answer.token_ids)
+        token = self._sampler.choose(logits, seen, self.answer.token_ids, self._guide)
         if self.answer.logprobs is not None and token not in self._ends:
             self.answer.logprobs.append(token_logprob(logits, token, self._alternatives))
         return self.accept(token, max_tokens)
@@ -91,8 +94,12 @@ class _Writer:
         self.answer.token_ids.append(token)
         shown = self._scanner.push(self._decoder.push(token))
         self.answer.text += shown
+        if self._guide is not None:
+            self._guide.advance(token)
         if self._scanner.stopped:
             self.answer.finish_reason = "stop"
+        elif self._guide is not None and self._guide.is_over:
+            shown += self.finish("stop")
         elif len(self.answer.token_ids) >= max_tokens:
             shown += self.finish("length")
         return shown
@@ -124,13 +131,17 @@ def write(
     stop: Sequence[str],
     context: int,
     logprobs: int | None = None,
+    form: Grammar | None = None,
 ) -> Generator[list[str], None, list[Completion]]:
-    """Continue the sequences of `batch`, whose next tokens have `logits` [B, V].
+    """Continue the sequences of `batch`, whose next tokens have `logits` [B, V]. With a `form` answers are texts of it.
 
     Yields, for each step, the new text of every row; the generator's value is the list of completions.
     """
     prompts = [len(tokens) for tokens in batch.tokens]
-    writers = [_Writer(tokenizer, options, stop, row, prompts[row], logprobs) for row in range(len(prompts))]
+    guides = [None if form is None else Guide(form, tokenizer.token_bytes, tokenizer.eos_ids) for _ in prompts]
+    writers = [
+        _Writer(tokenizer, options, stop, row, prompts[row], logprobs, guides[row]) for row in range(len(prompts))
+    ]
 
     def at_the_end(shown: list[str], lengths: Sequence[int]) -> list[str]:
         """End the answers whose sequences fill the context."""
@@ -141,7 +152,7 @@ def write(
                 warnings.warn(message, ContextLimitWarning, stacklevel=4)
         return shown
 
-    is_ahead = logprobs is None and Choice.serves(options) and batch.can_write_ahead(options)
+    is_ahead = logprobs is None and form is None and Choice.serves(options) and batch.can_write_ahead(options)
     while True:
         shown = ["" if w.is_done else w.take(logits[i], batch.tokens[i], max_tokens) for i, w in enumerate(writers)]
         yield at_the_end(shown, [len(tokens) for tokens in batch.tokens])

@@ -44,6 +44,11 @@ class HfFields:
         value = self._fields.get(name)
         return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
+    def is_below_one(self, name: str) -> bool:
+        """Whether a number is there that says "not given", as 0 or -1 does."""
+        value = self._fields.get(name)
+        return isinstance(value, int | float) and not isinstance(value, bool) and value < 1
+
     def size(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A whole number."""
         value = self._needed(name, default)
@@ -121,6 +126,10 @@ class HfFields:
     def without(self, *names: str) -> HfFields:
         """The same fields without some of them."""
         return HfFields({name: value for name, value in self._fields.items() if name not in names}, self.family)
+
+    def with_default(self, name: str, value: Any) -> HfFields:
+        """The same fields, with a value for one that may be missing."""
+        return self if self.has(name) else HfFields({**self._fields, name: value}, self.family)
 
     def renamed(self, names: Mapping[str, str]) -> HfFields:
         """The same fields, those on the left being called as on the right in this file."""

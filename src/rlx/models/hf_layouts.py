@@ -79,6 +79,20 @@ def norms_joined(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
     return result
 
 
+def sides_apart(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+    """Models with an encoder and a decoder: names without what both share, and embeddings for each side. A bias of the
+    words that are written is one row; what is computed of places is left out."""
+    result = {name.removeprefix("model."): weight for name, weight in found.items()}
+    result = {name: weight for name, weight in result.items() if not name.endswith(".embed_positions.weights")}
+    shared, bias = result.pop("shared.weight", None), result.pop("final_logits_bias", None)
+    if bias is not None:
+        result["lm_head.bias"] = bias._replace(dims=bias.dims[-1:], read=lambda: bias.read().reshape(-1))
+    for side in ("encoder", "decoder"):
+        if shared is not None:
+            result.setdefault(f"{side}.embed_tokens.weight", shared)
+    return {name.replace(".DenseReluDense.wi.", ".DenseReluDense.wi_1."): weight for name, weight in result.items()}
+
+
 def _stacked(parts: list[Weight]) -> Weight:
     return parts[0]._replace(dims=(len(parts), *parts[0].dims), read=lambda: np.stack([part.read() for part in parts]))
 
@@ -137,4 +151,5 @@ REARRANGED: dict[str, Rearrange] = {
     "granitemoeshared": halves_apart,
     "granitemoehybrid": halves_apart,
     "stablelm": norms_joined,
+    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100"), sides_apart),
 }

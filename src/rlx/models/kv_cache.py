@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from rlx.errors import BindingError, RlxError
 from rlx.ir.dims import bind_dim
 from rlx.models.choosing import Choice
 from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.relative_positions import backward_buckets
 from rlx.models.rope_tables import changes_at, rope_tables
 from rlx.models.sampling import SamplingOptions
 from rlx.runtime.arrays import given_away
@@ -56,16 +58,27 @@ class DecoderRunner:
         """`on_host` gives the content of a cache that the program has returned."""
         self.config, self.program, self.cache_names = config, program, tuple(cache_names)
         self.on_host = on_host
+        self.changes_at = changes_at(config.rope, config.local_rope)
         types = program.input_types
         self._cache_types = [types[name] for name in self.cache_names]
         self._tables = lru_cache(4)(self._make_tables)
+        self._more: Mapping[str, Any] = {}
         self._choices = lru_cache(4)(lambda options: Choice(options, config.vocab, program.device))
 
+    def with_inputs(self, more: Mapping[str, Any]) -> DecoderRunner:
+        """The same program, which is given these inputs too, whatever the step."""
+        runner = copy(self)
+        runner._more = more
+        return runner
+
     def _make_tables(self, capacity: int) -> dict[str, Any]:
-        tables: dict[str, F32] = {}
+        tables: dict[str, Array] = {}
         for name, rope in (("rope", self.config.rope), ("rope.local", self.config.local_rope)):
             if rope is not None:
                 tables[f"{name}.cos"], tables[f"{name}.sin"] = _tables_of(rope, capacity)
+        if self.config.relative_buckets:
+            sizes = self.config.relative_buckets, self.config.relative_max_distance
+            tables["buckets"] = backward_buckets(capacity, *sizes)
         space = space_of(self.program.device)
         # Where the program runs, so that they do not go there for each token.
         return tables if space is None else {name: DeviceArray(space.put(table)) for name, table in tables.items()}
@@ -83,7 +96,7 @@ class DecoderRunner:
         """The same with arrays that lie where the program runs, and logits that stay there."""
         inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
         inputs.update(self._tables(caches[0].shape[2]))
-        inputs.update(zip(self.cache_names, caches))
+        inputs.update(zip(self.cache_names, caches), **self._more)
         # The caches are passed on as they come: a program may write into arrays that it returned itself.
         logits, *updated = self.program.run(inputs)
         return logits, list(updated)
@@ -96,7 +109,7 @@ class DecoderRunner:
         if isinstance(self.program, CompiledGraph):
             inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
             inputs.update(self._tables(caches[0].shape[2]))
-            inputs.update(zip(self.cache_names, caches))
+            inputs.update(zip(self.cache_names, caches), **self._more)
             found = self.program.run_ahead(inputs, moves, steps)
             if found is not None:
                 return np.asarray(found[0]), list(found[1:])
@@ -227,7 +240,7 @@ class SequenceBatch:
     def steps_ahead(self, most: int, longest: int) -> int:
         """How many steps at most follow each other where the longest sequence has so many tokens: positions of longer
         caches may turn differently, and the caches are those of the last step."""
-        limit = changes_at(self._runner.config.rope)
+        limit = self._runner.changes_at
         return most if limit is None or longest >= limit else min(most, limit - longest)
 
     def write_ahead(
@@ -273,7 +286,7 @@ class SequenceBatch:
         capacity = FIRST_CAPACITY
         while capacity - 1 < length:
             capacity *= 2
-        limit = changes_at(config.rope)
+        limit = self._runner.changes_at
         # Positions of longer caches turn differently, so sequences stay in short ones while they can.
         capacity = min(capacity, config.context + 1 if limit is None or length > limit else limit + 1)
         grown = self._runner.new_caches(len(self.tokens), capacity)

@@ -26,6 +26,7 @@ from rlx.models.generation import Completion, write
 from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
+from rlx.models.sentence_modules import Prompts, vector_rules
 from rlx.models.weights import read_weights
 from rlx.models.writing_options import ReadOptions, WritingOptions, read_options, require_count, shows_options
 from rlx.runtime.session import Session
@@ -69,9 +70,11 @@ def load(
     `kv_dtype` is how keys and values are kept: f32, f16, bf16, or q8 (one byte per element and a scale per row).
     `weights` names a GGUF type such as "q8_0", to which float matrices are quantised while loading. With
     `activations="auto"` products with GGUF blocks multiply codes of 16 bits where the machine has dot products of
-    bytes: faster than "f32", and the answers are the same but for the last digits. "int8" is faster still, and not
-    exact; with "int16" machines without such instructions use codes too. With "bf16" and "f16" values between layers
-    have 16 bits, as most libraries compute on GPUs: several times as fast there. `report` says which products.
+    bytes, and those with f16 and bf16 weights codes of 16 bits for both where it has them of words: faster than "f32",
+    and the answers are the same but for the last digits. "int8" is faster still, and not exact; with "int16" machines
+    without such instructions use codes too. With "bf16" and "f16" values between layers have 16 bits, as most libraries
+    compute on GPUs: several times as fast there. `report` says which products.
+
     `adapter` is a PEFT folder or a GGUF adapter, or several whose changes add up; weights stay as they are.
 
     With a `mesh` such as "tensor=4" or "fsdp=2,tensor=4" the weights are divided over its devices, through XLA: each
@@ -165,7 +168,9 @@ class LanguageModel:
         self._make_tokenizer = files.tokenizer
         self._layout = layout
         self._session = Session(device, compile_options(threads, activations))
-        built = self._built(files, kv_dtype)
+        # Directories of models that were trained for vectors may have no words to write.
+        self._writes = self.config.tied or files.weights.has("head")
+        built = self._built(files, kv_dtype, gives_states=not self._writes)
         self.graph = built.graph
         self._runner = self._runner_of(built, files)
         self._compiled = self._runner.program
@@ -203,6 +208,7 @@ class LanguageModel:
 
     def session(self) -> DecodeSession:
         """A new conversation."""
+        self._require_words("session")
         return DecodeSession(self._runner)
 
     @overload
@@ -318,6 +324,7 @@ class LanguageModel:
 
     def logits(self, token_ids: Sequence[int]) -> F32:
         """f32[len(token_ids), V]: the scores of the token after each position."""
+        self._require_words("logits")
         ids = self._ids("logits", token_ids)
         batch, pieces = SequenceBatch(self._runner), range(0, len(ids), PREFILL_CHUNK)
         return np.concatenate([batch.all_logits(ids[i : i + PREFILL_CHUNK]) for i in pieces])
@@ -325,27 +332,48 @@ class LanguageModel:
     def embed(
         self,
         texts: str | Sequence[str],
-        pooling: str = "mean",
-        normalize: bool = True,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         progress: Callable[[int, int], None] | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
     ) -> F32:
-        """One vector per text, f32[n, hidden]; for a single string f32[hidden]: the mean of the model's last hidden
-        states, or with `pooling="last"` that of the last token, of length 1 unless `normalize=False`.
+        """One vector per text, f32[n, hidden]; for a single string f32[hidden]: with `pooling="mean"` the mean of the
+        model's last hidden states, with "last" that of the last token, of length 1 unless `normalize=False`. Without
+        them as a directory of sentence-transformers says; else the mean, of length 1.
 
-        Texts longer than the context are cut. `progress(done, all)` is called after each text. The first call reads
-        the model's file again, for a program of its own.
+        `prompt` (or the one that the model calls `prompt_name`) is put before each text. Texts longer than the context
+        are cut. `progress(done, all)` is called after each text. The first call reads the model's file again, for a
+        program of its own.
         """
-        if pooling not in ("mean", "last"):
-            raise OpError(f"embed: pooling must be mean or last, got {pooling!r:.80}")
+        rules = vector_rules(self.path, self.config.context, pooling, normalize)
+        before = self._prompts.chosen(prompt, prompt_name)
         many = [texts] if isinstance(texts, str) else list(texts)
         vectors = np.empty((len(many), self.config.hidden), np.float32)
         for row, text in enumerate(many):
-            states = self._states(self._ids("embed", text)[: self.config.context])
-            vector = states[-1] if pooling == "last" else states.mean(axis=0, dtype=np.float64)
-            vectors[row] = vector / max(float(np.linalg.norm(vector)), 1e-12) if normalize else vector
+            states = self._states(self._embedded_ids(before + text if isinstance(text, str) else text, rules.limit))
+            vector = states[-1] if rules.reads_last else states.mean(axis=0, dtype=np.float64)
+            vectors[row] = vector / max(float(np.linalg.norm(vector)), 1e-12) if rules.normalize else vector
             if progress is not None:
                 progress(row + 1, len(many))
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def _embedded_ids(self, text: str | Sequence[int], limit: int) -> list[int]:
+        """The tokens of a text that are read. Of a text that is cut the tokens stay that stand around every text: the
+        vector may be that of the last one."""
+        ids = self._ids("embed", text)
+        if len(ids) <= limit:
+            return ids
+        return self.tokenizer.encode(text, max_length=limit) if isinstance(text, str) else ids[:limit]
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Texts that the model wants before what it embeds, by name; from `config_sentence_transformers.json`."""
+        return self._prompts.by_name
+
+    @cached_property
+    def _prompts(self) -> Prompts:
+        return Prompts(self.path)
 
     def _states(self, ids: list[int]) -> F32:
         """f32[len(ids), hidden]: what logits are made of, after each token."""
@@ -354,6 +382,8 @@ class LanguageModel:
 
     @cached_property
     def _state_runner(self) -> DecoderRunner:
+        if not self._writes:
+            return self._runner
         files = self._open_again()
         return self._runner_of(self._built(files, gives_states=True), files)
 
@@ -398,6 +428,7 @@ class LanguageModel:
         Longer texts are read in pieces of `context` tokens (the model's own by default), each from its beginning.
         `progress(done, all)` is called with the number of tokens that were read.
         """
+        self._require_words("perplexity")
         ids = self._ids("perplexity", text)
         window = min(context or self.config.context, self.config.context)
         if len(ids) < 2 or window < 2:
@@ -436,6 +467,10 @@ class LanguageModel:
             raise OpError(f"{caller}: token {wrong} is not one of the {self.config.vocab} tokens of this model")
         return ids
 
+    def _require_words(self, caller: str) -> None:
+        if not self._writes:
+            raise OpError(f"{caller}: {self.path.name} has no weights for the words to write (lm_head); use embed")
+
     def _complete(
         self,
         caller: str,
@@ -462,6 +497,7 @@ class LanguageModel:
         n: int | None = None,
     ) -> Steps:
         """Check what a method was given, at once; the answers come as the generator is run."""
+        self._require_words(caller)
         read = read_options(caller, options)
         require_count(caller, "max_tokens", max_tokens)
         if n is not None:
@@ -491,6 +527,7 @@ class LanguageModel:
                 stop=read.stop,
                 context=self.config.context,
                 logprobs=read.logprobs,
+                form=read.form,
             )
             is_sound = True
             return answers

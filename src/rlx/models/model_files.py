@@ -47,6 +47,20 @@ class DecoderFiles(NamedTuple):
     adapters: tuple[Adapter, ...] = ()
 
 
+_TORCH = (
+    "this is a checkpoint of torch; give the directory with its config.json, or a GGUF file. A model that is written "
+    "in torch goes through torch.onnx.export and rlx.onnx.load"
+)
+# What is no language model by itself, by the ending of the file, and what to do with it.
+_OTHER_FILES = {
+    ".onnx": "this is an ONNX model; rlx.onnx.load reads it, and rlx run on the command line",
+    ".rlx": "this is a program; rlx.load_graph reads it, and rlx run on the command line",
+    ".rlxc": "this is a compiled program; rlx.load_compiled reads it, and rlx run on the command line",
+    ".safetensors": "these are weights alone; give the directory that has the config.json, too",
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _TORCH),
+}
+
+
 def open_decoder(path: Path, mmap: bool = True) -> DecoderFiles:
     """The config and weights of a language model. With `mmap=False` nothing of it depends on files from then on."""
     if path.is_dir():
@@ -58,8 +72,8 @@ def open_decoder(path: Path, mmap: bool = True) -> DecoderFiles:
                 f"{path}: a model directory has a config.json or exactly one .gguf file, this has {len(ggufs)}"
             )
         path = ggufs[0]
-    if path.suffix == ".onnx":
-        raise FormatError(f"{path}: this is an ONNX model; rlx.onnx.load reads it, and rlx run on the command line")
+    if hint := _OTHER_FILES.get(path.suffix):
+        raise FormatError(f"{path}: {hint}")
     return _open_gguf(path, mmap)
 
 

@@ -30,6 +30,7 @@ Document: TypeAlias = dict[str, Any]
 USUAL_TEMPERATURE = 1.0
 MOST_CHOICES = 16
 MOST_TEXTS = 2048
+MOST_ALTERNATIVES = 20
 # Options of the model that requests may set, and their types.
 _OPTIONS: dict[str, tuple[type, ...]] = {
     "temperature": (int, float),
@@ -47,9 +48,6 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False, 0),
-    "top_logprobs": (0,),
     "logit_bias": ({},),
     "echo": (False,),
     "suffix": ("",),
@@ -59,8 +57,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 }
 _WITHOUT_EFFECT = {"model", "user", "metadata", "store", "service_tier", "stream", "stream_options"}
 _WITHOUT_EFFECT |= {"parallel_tool_calls", "reasoning_effort", "safety_identifier", "prompt_cache_key", "verbosity"}
-_OF_CHAT = {"messages", "max_tokens", "max_completion_tokens", "stop", "n"}
-_OF_TEXT = {"prompt", "max_tokens", "stop", "n"}
+_OF_BOTH = {"max_tokens", "stop", "n", "response_format", "logprobs"}
+_OF_CHAT = {"messages", "max_completion_tokens", "top_logprobs", *_OF_BOTH}
+_OF_TEXT = {"prompt", *_OF_BOTH}
 
 
 class RequestError(RlxError):
@@ -69,6 +68,10 @@ class RequestError(RlxError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class NotWanted(Exception):
+    """Whoever asked has gone before the answer was complete."""
 
 
 class Service:
@@ -81,7 +84,7 @@ class Service:
         self.name, self.lm, self.encoder = name, lm, encoder
         self.started = int(time.time())
         self._room = Semaphore(parallel)
-        self._answers: dict[str, Callable[[Document], Document | Iterator[Document]]] = {
+        self._answers: dict[str, Callable[[Document, Callable[[], bool]], Document | Iterator[Document]]] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
             "/v1/embeddings": self._embed,
@@ -96,18 +99,28 @@ class Service:
         entry = {"id": self.name, "object": "model", "created": self.started, "owned_by": "rlx"}
         return {"object": "list", "data": [entry]}
 
-    def answer(self, path: str, body: object) -> Document | Iterator[Document]:
-        """The answer to the body of a request; a `RequestError` where there is none."""
+    def model(self, name: str) -> Document | None:
+        """The entry of one model; None where there is none of this name."""
+        entries: list[Document] = self.models()["data"]
+        return next((entry for entry in entries if entry["id"] == name), None)
+
+    def answer(
+        self, path: str, body: object, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Document | Iterator[Document]:
+        """The answer to the body of a request; a `RequestError` where there is none.
+
+        A text is written as long as somebody wants it: `is_wanted` is asked now and then, and a no is `NotWanted`.
+        """
         if not isinstance(body, dict):
             raise RequestError(f"the body must be a JSON object, got {type(body).__name__}")
-        return self._answers[path]({key: value for key, value in body.items() if value is not None})
+        return self._answers[path]({key: value for key, value in body.items() if value is not None}, is_wanted)
 
     def _language_model(self) -> LanguageModel:
         if self.lm is None:
             raise RequestError(f"{self.name} is an encoder: it answers /v1/embeddings alone", "model")
         return self.lm
 
-    def _chat(self, body: Document) -> Document | Iterator[Document]:
+    def _chat(self, body: Document, is_wanted: Callable[[], bool]) -> Document | Iterator[Document]:
         lm = self._language_model()
         _require_known(body, _OF_CHAT)
         messages = _messages(body.get("messages"))
@@ -116,22 +129,28 @@ class Service:
         except RlxError as error:
             raise RequestError(f"{error}", "messages") from None
         most = body.get("max_completion_tokens", body.get("max_tokens"))
-        return self._written(body, lm, [ids], most, _ChatForm(self.name, body))
+        return self._written(body, lm, [ids], most, _ChatForm(self.name, lm), is_wanted)
 
-    def _complete(self, body: Document) -> Document | Iterator[Document]:
+    def _complete(self, body: Document, is_wanted: Callable[[], bool]) -> Document | Iterator[Document]:
         lm = self._language_model()
         _require_known(body, _OF_TEXT)
         prompts = [self._ids(lm, prompt) for prompt in _prompts(body.get("prompt", ""))]
-        return self._written(body, lm, prompts, body.get("max_tokens", 16), _TextForm(self.name, body))
+        return self._written(body, lm, prompts, body.get("max_tokens", 16), _TextForm(self.name, lm), is_wanted)
 
     @staticmethod
     def _ids(lm: LanguageModel, prompt: str | list[int]) -> list[int]:
         return lm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _written(
-        self, body: Document, lm: LanguageModel, prompts: list[list[int]], most: Any, form: _Form
+        self,
+        body: Document,
+        lm: LanguageModel,
+        prompts: list[list[int]],
+        most: Any,
+        form: _Form,
+        is_wanted: Callable[[], bool],
     ) -> Document | Iterator[Document]:
-        options, count = _options(body), _whole(body, "n", 1, MOST_CHOICES)
+        options, count = _options(body) | form.alternatives(body), _whole(body, "n", 1, MOST_CHOICES)
         room = lm.config.context - max(map(len, prompts))
         if room < 1 or not all(prompts):
             said = (
@@ -143,12 +162,15 @@ class Service:
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"max_tokens must be a whole number from 1 on, got {most!r:.80}", "max_tokens")
         limit = room if most is None else min(most, room)
-        if not _flag(body, "stream"):
-            with self._room:
-                answers = _checked(lambda: lm.complete(prompts, limit, n=count, **options))
-            return form.whole(answers)
-        if count != 1 or len(prompts) != 1:
+        is_one, is_stream = count == len(prompts) == 1, _flag(body, "stream")
+        if is_stream and not is_one:
             raise RequestError("a stream is for one prompt and one choice", "n")
+        if not is_stream:
+            with self._room:
+                if not is_one:
+                    return form.whole(_checked(lambda: lm.complete(prompts, limit, n=count, **options)), count)
+                pieces = _checked(lambda: lm.stream(prompts[0], limit, **options))
+                return form.whole([_checked(lambda: _completion(pieces, is_wanted))], 1)
         # Made here, so that what is wrong with the request is told before the first byte of the answer.
         return self._streamed(_checked(lambda: lm.stream(prompts[0], limit, **options)), form, body)
 
@@ -163,7 +185,7 @@ class Service:
             finally:
                 pieces.close()
 
-    def _embed(self, body: Document) -> Document:
+    def _embed(self, body: Document, is_wanted: Callable[[], bool]) -> Document:
         if unknown := [n for n in body if n not in {"input", "encoding_format", "dimensions", *_WITHOUT_EFFECT}]:
             raise RequestError(f"there is no field {unknown[0]!r:.80}", unknown[0])
         given = body.get("input")
@@ -184,6 +206,18 @@ class Service:
         data = [{"object": "embedding", "index": i, "embedding": _encoded(v, how)} for i, v in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "model": self.name, "data": data, "usage": usage}
+
+
+def _completion(pieces: Pieces, is_wanted: Callable[[], bool]) -> Completion:
+    """What a text that is written piece by piece becomes."""
+    while is_wanted():
+        try:
+            next(pieces)
+        except StopIteration as end:
+            answer: Completion = end.value
+            return answer
+    pieces.close()
+    raise NotWanted
 
 
 def _encoded(vector: Any, how: str) -> Any:
@@ -219,13 +253,28 @@ def _options(body: Document) -> dict[str, Any]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise RequestError("stop must be a text or a list of texts", "stop")
-    return {**found, "stop": stops}
+    return {**found, "stop": stops, "schema": _schema(body.get("response_format", {"type": "text"}))}
 
 
-def _whole(body: Document, name: str, otherwise: int, most: int) -> int:
+def _schema(form: object) -> Any:
+    """The schema of the form that a request asks for; None for free text."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind not in ("text", "json_object", "json_schema") or not isinstance(form, dict):
+        raise RequestError("response_format must have the type text, json_object or json_schema", "response_format")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return form.get("schema", {"type": "object"})
+    named = form.get("json_schema")
+    if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
+        raise RequestError("response_format.json_schema must have a schema", "response_format")
+    return named["schema"]
+
+
+def _whole(body: Document, name: str, otherwise: int, most: int, least: int = 1) -> int:
     value = body.get(name, otherwise)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise RequestError(f"{name} must be a whole number from 1 to {most}, got {value!r:.80}", name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise RequestError(f"{name} must be a whole number from {least} to {most}, got {value!r:.80}", name)
     return value
 
 
@@ -283,8 +332,9 @@ def _finish(answer: Completion) -> str:
     return "stop" if answer.finish_reason == "stop" else "length"
 
 
-def _usage(answers: Sequence[Completion]) -> dict[str, int]:
-    prompt, written = sum(a.prompt_tokens for a in answers), sum(len(a.token_ids) for a in answers)
+def _usage(answers: Sequence[Completion], each: int) -> dict[str, int]:
+    """How many tokens were read and written; a prompt with several answers is read once."""
+    prompt, written = sum(a.prompt_tokens for a in answers[::each]), sum(len(a.token_ids) for a in answers)
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
@@ -293,8 +343,17 @@ class _Form:
 
     prefix, object_name, chunk_name, field = "", "", "", ""
 
-    def __init__(self, model: str, body: Document) -> None:
+    def __init__(self, model: str, lm: LanguageModel) -> None:
         self._frame = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._tokens = lm.tokenizer
+
+    def alternatives(self, body: Document) -> Document:
+        """The option `logprobs` of the model, where a request asks for it."""
+        raise NotImplementedError
+
+    def logprobs(self, answer: Completion) -> Document | None:
+        """What the model thought of the tokens of an answer, where that was asked for."""
+        raise NotImplementedError
 
     def choice(self, answer: Completion) -> Document:
         """The text of a whole answer."""
@@ -304,14 +363,16 @@ class _Form:
         """A piece of a text; None behind its end."""
         raise NotImplementedError
 
-    def whole(self, answers: Sequence[Completion]) -> Document:
+    def whole(self, answers: Sequence[Completion], each: int) -> Document:
+        """The answers to all prompts, so many to each."""
         choices = [
-            {"index": i, **self.choice(a), "logprobs": None, "finish_reason": _finish(a)} for i, a in enumerate(answers)
+            {"index": i, **self.choice(a), "logprobs": self.logprobs(a), "finish_reason": _finish(a)}
+            for i, a in enumerate(answers)
         ]
-        return {**self._frame, "object": self.object_name, "choices": choices, "usage": _usage(answers)}
+        return {**self._frame, "object": self.object_name, "choices": choices, "usage": _usage(answers, each)}
 
-    def _chunk(self, part: Document, finish: str | None = None) -> Document:
-        choice = {"index": 0, **part, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, part: Document, finish: str | None = None, logprobs: Document | None = None) -> Document:
+        choice = {"index": 0, **part, "logprobs": logprobs, "finish_reason": finish}
         return {**self._frame, "object": self.chunk_name, "choices": [choice]}
 
     def begin(self) -> Iterator[Document]:
@@ -321,13 +382,35 @@ class _Form:
         return self._chunk(self.part(text))
 
     def end(self, answer: Completion, with_usage: bool) -> Iterator[Document]:
-        yield self._chunk(self.part(None), _finish(answer))
+        # Pieces of text are no tokens; whoever joins the lists of all events has those of the whole answer.
+        yield self._chunk(self.part(None), _finish(answer), self.logprobs(answer))
         if with_usage:
-            yield {**self._frame, "object": self.chunk_name, "choices": [], "usage": _usage([answer])}
+            yield {**self._frame, "object": self.chunk_name, "choices": [], "usage": _usage([answer], 1)}
 
 
 class _ChatForm(_Form):
     prefix, object_name, chunk_name, field = "chatcmpl", "chat.completion", "chat.completion.chunk", "messages"
+
+    def alternatives(self, body: Document) -> Document:
+        most = _whole(body, "top_logprobs", 0, MOST_ALTERNATIVES, least=0)
+        if _flag(body, "logprobs"):
+            return {"logprobs": most}
+        if most:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        return {}
+
+    def logprobs(self, answer: Completion) -> Document | None:
+        if answer.logprobs is None:
+            return None
+        found = [
+            {**self._token(t.token_id, t.logprob), "top_logprobs": [self._token(*pair) for pair in t.top]}
+            for t in answer.logprobs
+        ]
+        return {"content": found, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> Document:
+        text = self._tokens.token_bytes.of(token)
+        return {"token": text.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(text)}
 
     def choice(self, answer: Completion) -> Document:
         return {"message": {"role": "assistant", "content": answer.text}}
@@ -341,6 +424,25 @@ class _ChatForm(_Form):
 
 class _TextForm(_Form):
     prefix, object_name, chunk_name, field = "cmpl", "text_completion", "text_completion", "prompt"
+
+    def alternatives(self, body: Document) -> Document:
+        if body.get("logprobs", False) is False:
+            return {}
+        return {"logprobs": _whole(body, "logprobs", 0, MOST_ALTERNATIVES, least=0)}
+
+    def logprobs(self, answer: Completion) -> Document | None:
+        if answer.logprobs is None:
+            return None
+        texts = [self._text(t.token_id) for t in answer.logprobs]
+        return {
+            "tokens": texts,
+            "token_logprobs": [t.logprob for t in answer.logprobs],
+            "top_logprobs": [{self._text(token): logprob for token, logprob in t.top} for t in answer.logprobs],
+            "text_offset": [len("".join(texts[:place])) for place in range(len(texts))],
+        }
+
+    def _text(self, token: int) -> str:
+        return self._tokens.token_bytes.of(token).decode("utf-8", "replace")
 
     def choice(self, answer: Completion) -> Document:
         return {"text": answer.text}

@@ -140,6 +140,9 @@ def locate(name: str | os.PathLike[str]) -> Path:
 
 def find_model(path_or_name: str | os.PathLike[str]) -> Path:
     """The file or directory of a model; names are pulled into the cache."""
+    if not isinstance(path_or_name, str | os.PathLike):
+        kind = type(path_or_name).__name__
+        raise RlxError(f"load: a model is given as a path or a name, such as 'model.gguf' or 'org/name', got {kind}")
     path, text = existing(path_or_name), os.fspath(path_or_name)
     if path is not None:
         return path

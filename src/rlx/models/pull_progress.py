@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,17 @@ from typing import TextIO, TypeAlias
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 _WIDTH = 30
+# Where a terminal does not say how wide it is.
+_USUAL_COLUMNS = 80
+
+
+def fitting(line: str, stream: TextIO) -> str:
+    """A line cut so that it stays on one line of a terminal: what goes beyond it could not be drawn over."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # no terminal, or no file at all
+        columns = 0
+    return line[: max(columns or _USUAL_COLUMNS, 2) - 1]
 
 
 class ProgressBar:
@@ -38,12 +50,16 @@ class ProgressBar:
             return f"{what}  {done // self._scale} {self._unit}"
         part = min(done / total, 1.0)
         bar = ("#" * round(part * _WIDTH)).ljust(_WIDTH)
-        return f"{what}  [{bar}] {part:4.0%}  {done // self._scale} of {total // self._scale} {self._unit}"
+        behind = f"{part:4.0%}  {done // self._scale} of {total // self._scale} {self._unit}"
+        line = f"{what}  [{bar}] {behind}"
+        # Where there is no room for both, the numbers say more.
+        return line if fitting(line, self._stream) == line else f"{what}  {behind}"
 
     def _draw(self, line: str) -> None:
-        self._stream.write("\r" + line.ljust(self._drawn))
+        shown = fitting(line, self._stream)
+        self._stream.write("\r" + shown.ljust(self._drawn))
         self._stream.flush()
-        self._drawn = len(line)
+        self._drawn = len(shown)
 
     def __enter__(self) -> ProgressBar:
         return self

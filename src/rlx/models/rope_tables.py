@@ -36,9 +36,11 @@ def rope_tables(rope: RopeConfig, rows: int) -> tuple[F32, F32]:
     return (np.cos(angles) * gain).astype(np.float32), (np.sin(angles) * gain).astype(np.float32)
 
 
-def changes_at(rope: RopeConfig | None) -> int | None:
-    """The cache size from which on the tables of smaller caches are no longer valid; None where there is none."""
-    return rope.original_context if rope is not None and rope.long_factors else None
+def changes_at(*ropes: RopeConfig | None) -> int | None:
+    """The cache size from which on the tables of smaller caches are no longer valid, of the first of several that
+    change; None where there is none."""
+    limits = [rope.original_context for rope in ropes if rope is not None and rope.long_factors]
+    return min(limits, default=None)
 
 
 def frequencies(rope: RopeConfig, rows: int) -> F64:

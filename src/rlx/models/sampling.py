@@ -2,6 +2,7 @@
 
 The steps, in this order, each optional:
 
+0. a form (`rlx.models.grammar`): tokens that no text of it goes on with are left out
 1. repetition penalty r: logits of tokens of prompt or answer are divided by r if positive, multiplied by r if negative
 2. presence penalty a and frequency penalty b: a + b·count less for tokens that the answer has `count` times
 3. temperature t: logits / t (0 takes the largest logit and skips the rest)
@@ -18,12 +19,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import OpError
+
+if TYPE_CHECKING:
+    from rlx.models.grammar import Guide
 
 F64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
@@ -31,6 +35,8 @@ Ids = npt.NDArray[np.intp]
 # Tokens that weigh less than these shares of the heaviest one are sorted only if the others do not reach `top_p`:
 # sorting a whole vocabulary takes longer than a step of a small model.
 _LEAST_SORTED = (2.0**-4, 2.0**-8, 2.0**-16, 0.0)
+# How often, and how many tokens at a time, a guide is asked about before it is asked about all of a vocabulary.
+_MOST_TRIES, _MOST_ASKED = 16, 256
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,11 @@ class Sampler:
         self._random = np.random.Generator(np.random.Philox(seed))
 
     def choose(
-        self, logits: npt.NDArray[np.floating], seen: Collection[int] = (), written: Collection[int] = ()
+        self,
+        logits: npt.NDArray[np.floating],
+        seen: Collection[int] = (),
+        written: Collection[int] = (),
+        guide: Guide | None = None,
     ) -> int:
         """The next token after the tokens `seen`, of which `written` are the answer's own."""
         options = self.options
@@ -97,12 +107,41 @@ class Sampler:
         scores = without_repeats(scores, written, options.presence_penalty, options.frequency_penalty)
         if not math.isfinite(largest := scores.max()):
             raise OpError(f"sampling: no token can be chosen, since the largest logit is {largest}")
-        if options.temperature == 0:
+        return self._drawn(scores) if guide is None else self._guided(scores, guide)
+
+    def _drawn(self, scores: F64) -> int:
+        if self.options.temperature == 0:
             return int(scores.argmax())
-        ids, weights = candidates(scores, options)
+        ids, weights = candidates(scores, self.options)
         running = np.cumsum(weights)
         place = np.searchsorted(running, self._random.random() * running[-1], side="right")
         return int(ids[min(place, len(ids) - 1)])
+
+    def _guided(self, scores: F64, guide: Guide) -> int:
+        """What `_drawn` chooses among the permitted tokens.
+
+        To ask about all of a vocabulary may take longer than a step of a small model, so that only those are looked at
+        which would be chosen, as long as this finds one soon.
+        """
+        scores, options = scores.copy(), self.options
+        is_narrow = bool(options.temperature) and (options.top_k, options.min_p) != (None, None)
+        # The share that `top_p` is of depends on every token that is permitted.
+        is_share = bool(options.temperature) and options.top_p is not None and options.top_p < 1
+        for _ in range(0 if is_share else _MOST_TRIES):
+            # How many are the most probable depends on those before them: there, all candidates must be permitted.
+            asked = candidates(scores, options)[0] if is_narrow else np.array([self._drawn(scores)])
+            if len(asked) > _MOST_ASKED:
+                break
+            refused = [int(token) for token in asked if not guide.permits(int(token))]
+            if not refused:
+                return self._drawn(scores) if is_narrow else int(asked[0])
+            scores[refused] = -math.inf
+            if not np.isfinite(scores.max()):
+                break
+        scores[~guide.permitted(len(scores))] = -math.inf
+        if not math.isfinite(scores.max()):
+            raise OpError("sampling: no token of this model goes on with a text of this form")
+        return self._drawn(scores)
 
     def draws(self, count: int) -> F64:
         """The uniform numbers that `choose` would draw for the next tokens; greedy choices draw none."""

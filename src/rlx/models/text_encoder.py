@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,13 @@ from rlx.errors import BindingError, FormatError, OpError
 from rlx.models import encoder_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_encoders import encoder_config_from_directory
-from rlx.models.encoder import build_encoder, relative_buckets
+from rlx.models.encoder import build_encoder
+from rlx.models.hf_layouts import REARRANGED
 from rlx.models.model_files import open_weights, read_json, weights_identity
 from rlx.models.pull import find_model
+from rlx.models.relative_positions import place_rows, relative_buckets
 from rlx.models.rope_tables import rope_tables
+from rlx.models.sentence_modules import Prompts
 from rlx.models.weights import Weight, WeightFile, hf_weights, read_weights
 from rlx.ops.lowered.int8_products import ACTIVATIONS
 from rlx.runtime.session import Session
@@ -99,7 +102,12 @@ def open_encoder(path: Path, mmap: bool = True) -> tuple[EncoderConfig, WeightFi
     config = encoder_config_from_directory(path)
     names, prefix = encoder_names.HF_ENCODERS[config.family], encoder_names.HF_ENCODER_PREFIX[config.family]
     file = hf_weights(
-        open_weights(path, mmap), names | {"dense": "dense.{i}"}, path.name, layers=config.layers, prefix=prefix
+        open_weights(path, mmap),
+        names | {"dense": "dense.{i}"},
+        path.name,
+        layers=config.layers,
+        prefix=prefix,
+        rearrange=REARRANGED.get(config.family),
     )
     more: dict[str, Weight] = {}
     for place, dense in enumerate(config.dense):
@@ -152,6 +160,7 @@ class TextEncoder:
         the devices of its mesh."""
         self.config, self.path = config, path
         self._make_tokenizer = tokenizer
+        self._prompts = Prompts(path)
         session = Session(device, CompileOptions(threads=threads, activations=activations))
         self._compiled: CompiledGraph | DividedProgram
         if layout is None:
@@ -165,21 +174,16 @@ class TextEncoder:
             built = build_encoder(config, weights, adapters, whole_places(layout, config))
             self._compiled = divide(session, layout, config, weights, built.graph, built.weights)
         self.graph = built.graph
-        self._position_inputs = lru_cache(64)(self._make_position_inputs)
+        self._position_inputs = lru_cache(64)(partial(position_inputs, config))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return self._make_tokenizer()
 
-    @cached_property
+    @property
     def prompts(self) -> Mapping[str, str]:
         """Texts that the model wants before its inputs, by name; from `config_sentence_transformers.json`."""
-        return {str(k): str(v) for k, v in self._settings.get("prompts", {}).items()}
-
-    @cached_property
-    def _settings(self) -> dict[str, Any]:
-        file = self.path / "config_sentence_transformers.json"
-        return read_json(file) if file.is_file() else {}
+        return self._prompts.by_name
 
     @cached_property
     def _lowers_case(self) -> bool:
@@ -224,7 +228,7 @@ class TextEncoder:
         if batch_size < 1:
             raise OpError(f"embed: batch_size must be at least 1, got {batch_size}")
         many = [texts] if isinstance(texts, str) else list(texts)
-        before = self._prompt(prompt, prompt_name)
+        before = self._prompts.chosen(prompt, prompt_name)
         ids = self.token_ids([before + text for text in many]) if many else []
         vectors, done = np.empty((len(ids), self.dimension), np.float32), 0
         for chosen in batches([len(row) for row in ids], batch_size):
@@ -254,19 +258,6 @@ class TextEncoder:
             raise BindingError("forward: padding must stand on the right: each row of mask is ones, then zeros")
         return self._run([row[:n].tolist() for row, n in zip(tokens, present.sum(1))], tokens.shape[1])[0]
 
-    def _prompt(self, prompt: str | None, name: str | None) -> str:
-        if prompt is not None and name is not None:
-            raise OpError("embed: give prompt or prompt_name, not both")
-        if prompt is not None:
-            return prompt
-        name = name if name is not None else self._settings.get("default_prompt_name")
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
-            raise OpError(f"embed: this model has no prompt {name!r}; it has: {known}")
-        return self.prompts[name]
-
     def _run(self, ids: Sequence[Sequence[int]], length: int | None = None) -> list[F32]:
         """Hidden states and vectors of one batch."""
         lengths = np.array([len(row) for row in ids], np.int32)
@@ -279,14 +270,18 @@ class TextEncoder:
         inputs = {"ids": tokens, "lengths": lengths, **self._position_inputs(seq)}
         return [np.asarray(x) for x in self._compiled.run(inputs)]
 
-    def _make_position_inputs(self, seq: int) -> dict[str, npt.NDArray[Any]]:
-        c = self.config
-        if c.rope is not None:
-            found: dict[str, npt.NDArray[Any]] = {}
-            for name, rope in (("rope", c.rope), ("rope.local", c.local_rope)):
-                if rope is not None:
-                    found[f"{name}.cos"], found[f"{name}.sin"] = rope_tables(rope, seq)
-            return found
-        if c.relative_buckets:
-            return {"buckets": relative_buckets(seq, c.relative_buckets, c.relative_max_distance)}
-        return {}
+
+def position_inputs(config: EncoderConfig, seq: int) -> dict[str, npt.NDArray[Any]]:
+    """What a program is told about the places of so many tokens."""
+    if config.disentangled is not None:
+        d = config.disentangled
+        return {"buckets": place_rows(seq, d.span, d.buckets, d.max_distance)}
+    if config.rope is not None:
+        found: dict[str, npt.NDArray[Any]] = {}
+        for name, rope in (("rope", config.rope), ("rope.local", config.local_rope)):
+            if rope is not None:
+                found[f"{name}.cos"], found[f"{name}.sin"] = rope_tables(rope, seq)
+        return found
+    if config.relative_buckets:
+        return {"buckets": relative_buckets(seq, config.relative_buckets, config.relative_max_distance)}
+    return {}

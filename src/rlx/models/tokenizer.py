@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from rlx.formats.gguf import GgufFile
     from rlx.models.chat_template import ChatTemplate
+    from rlx.models.token_bytes import TokenBytes
 
 # What decoders put in the place of bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
@@ -48,6 +50,16 @@ def require_tokenizers() -> None:
         import tokenizers  # noqa: F401
     except ImportError:
         raise RlxError("tokenizers is needed to turn text into tokens; pip install 'rlx[llm]'") from None
+
+
+class EncodedPair(NamedTuple):
+    """The tokens of a text, or of two that belong together: ids, to which text each belongs, where it stands in that
+    text, and whether it stands for no part of it."""
+
+    ids: list[int]
+    types: list[int]
+    places: list[tuple[int, int]]
+    is_special: list[bool]
 
 
 class Tokenizer:
@@ -169,6 +181,26 @@ class Tokenizer:
             return found
         return [i if len(i) <= max_length else self._cut(t, add_special, max_length) for i, t in zip(found, texts)]
 
+    def encode_pair(self, text: str, second: str | None = None, max_length: int | None = None) -> EncodedPair:
+        """The tokens of a text, or of a pair of texts, as the model reads them. Where they do not fit, the longer text
+        is cut, and both once they are equally long."""
+        for given in (text, second):
+            if not isinstance(given, str | None) or text is None:
+                raise RlxError(f"encode_pair: text must be str, got {type(given).__name__}")
+        one = self._backend.encode(_valid(text), add_special_tokens=False)
+        two = None if second is None else self._backend.encode(_valid(second), add_special_tokens=False)
+        if max_length is not None:
+            extra = self._backend.num_special_tokens_to_add(two is not None)
+            if max_length < extra:
+                raise RlxError(f"encode: max_length must leave room for {extra} special tokens, got {max_length}")
+            kept = _shares(len(one.ids), 0 if two is None else len(two.ids), max_length - extra)
+            one.truncate(kept[0])
+            if two is not None:
+                two.truncate(kept[1])
+        found = self._backend.post_process(one, two, True)
+        marks = [bool(mark) for mark in found.special_tokens_mask]
+        return EncodedPair(list(found.ids), list(found.type_ids), list(found.offsets), marks)
+
     def _cut(self, text: str, add_special: bool, max_length: int) -> list[int]:
         """As many ids of the text as fit, with the special tokens around them."""
         extra = self._backend.num_special_tokens_to_add(False) if add_special else 0
@@ -186,6 +218,13 @@ class Tokenizer:
                 raise RlxError(f"decode: token ids of this model are 0 to {self.ids - 1}, got {i}")
         return str(self._backend.decode(wanted, skip_special_tokens=skip_special))
 
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes that each token stands for."""
+        from rlx.models.token_bytes import token_bytes  # for answers of a form only
+
+        return token_bytes(self._backend.to_str())
+
     def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
         """A decoder that takes one id at a time."""
         return StreamDecoder(self, skip_special)
@@ -198,8 +237,8 @@ class Tokenizer:
         source = self.tool_template if has_tools else self.chat_template
         if source is None:
             raise RlxError(
-                "this model has no chat template, so that it can only continue a text (generate); "
-                "for chats set tokenizer.chat_template"
+                "this model has no chat template, so that it can only continue a text (generate); for chats take a "
+                "model that was trained for them, such as smollm2, or set tokenizer.chat_template"
             )
         from rlx.models.chat_template import ChatTemplate
 
@@ -251,6 +290,21 @@ class StreamDecoder:
             self._context += held
         # Later tokens without text, such as skipped special ones, change nothing for what follows.
         return piece
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens are kept of two texts that share a room: all of the shorter one while there is room.
+
+    >>> _shares(3, 9, 8), _shares(9, 9, 7), _shares(9, 0, 4)
+    ((3, 5), (3, 4), (4, 0))
+    """
+    if first + second <= room:
+        return first, second
+    short, long = sorted((first, second))
+    if short > room // 2:
+        short = room // 2
+    kept = (short, min(long, room - short))
+    return kept if first <= second else (kept[1], kept[0])
 
 
 def _valid(text: str) -> str:

@@ -32,6 +32,7 @@ _HF_CODES = ("_blocks", "_scales")
 LINEAR_ROLES = frozenset(
     {"q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down"}
     | {f"{kind}_{part}" for kind in ("experts", "shared") for part in ("gate", "up", "down")}
+    | {f"source_{part}" for part in "qkvo"}
 )
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
 from rlx.errors import OpError
 from rlx.models.sampling import SamplingOptions
+
+if TYPE_CHECKING:
+    from rlx.models.grammar import Grammar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +33,7 @@ class WritingOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     logprobs: int | None
+    schema: Mapping[str, Any] | None
 
 
 class Option(NamedTuple):
@@ -50,6 +54,7 @@ OPTIONS: dict[str, Option] = {
     "seed": Option(None, "the same seed makes the same choices"),
     "stop": Option((), "a text, or several, at which an answer ends; it is not part of the answer"),
     "logprobs": Option(None, "keep the log probability of each token, and those of the K most probable ones"),
+    "schema": Option(None, "a JSON schema that the answer follows; {'type': 'object'} for any JSON object"),
 }
 
 
@@ -59,6 +64,7 @@ class ReadOptions(NamedTuple):
     sampling: SamplingOptions
     stop: list[str]
     logprobs: int | None
+    form: Grammar | None
 
 
 def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
@@ -71,13 +77,24 @@ def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
             hint = f"did you mean {near[0]}? " if near else ""
             raise OpError(f"{caller}: there is no option {name!r}; {hint}options are {', '.join(OPTIONS)}")
     options = {name: given.get(name, option.default) for name, option in OPTIONS.items()}
-    stop, logprobs = options.pop("stop"), options.pop("logprobs")
+    stop, logprobs, schema = (options.pop(name) for name in ("stop", "logprobs", "schema"))
     stops: list[str] = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, list | tuple) else [stop]
     if not all(isinstance(text, str) for text in stops):
         raise OpError(f"{caller}: stop must be a text or a list of texts, got {stop!r:.80}")
     if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int) or logprobs < 0):
         raise OpError(f"{caller}: logprobs must be a whole number from 0 on, got {logprobs!r:.80}")
-    return ReadOptions(SamplingOptions.of(caller, options), stops, logprobs)
+    return ReadOptions(SamplingOptions.of(caller, options), stops, logprobs, _form(caller, schema))
+
+
+def _form(caller: str, schema: Any) -> Grammar | None:
+    """The grammar of a schema."""
+    if schema is None:
+        return None
+    if not isinstance(schema, Mapping):
+        raise OpError(f"{caller}: schema must be a JSON schema (a dict), got {schema!r:.80}")
+    from rlx.models.json_form import schema_grammar  # most answers are free
+
+    return schema_grammar(schema)
 
 
 def require_count(caller: str, name: str, value: object) -> None:

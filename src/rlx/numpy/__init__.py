@@ -11,6 +11,9 @@ have a size that depends on values takes `size=`. docs/numpy_coverage.md lists a
 # Each module lists its public names in __all__; `bool` is not in one, where it would hide Python's own.
 # ruff: noqa: F401, F403
 
+import typing as _typing
+
+from rlx.foreign_names import no_attribute as _no_attribute
 from rlx.numpy import fft as fft
 from rlx.numpy import linalg as linalg
 from rlx.numpy.along_axes import *
@@ -36,3 +39,9 @@ from rlx.numpy.reductions import *
 from rlx.numpy.sorting_searching import *
 from rlx.numpy.statistics import *
 from rlx.numpy.vectorized import *
+
+# Type checkers must go on to find names that do not exist.
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name):
+        _no_attribute("rlx.numpy", name)

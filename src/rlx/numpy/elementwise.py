@@ -203,13 +203,9 @@ def _floats(build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: build(*inexact(a, b))
 
 
-def _bools_by(on_bools: Callable[[Any, Any], Any], build: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: (on_bools if common_dtype(a, b) is DType.BOOL else build)(a, b)
-
-
-add = binary_function("add", _bools_by(ops.or_, ops.add), "x1 + x2; integers wrap, bools are joined by or.")
+add = binary_function("add", ops.add, "x1 + x2; integers wrap, bools are joined by or.")
 subtract = binary_function("subtract", ops.sub, "x1 - x2; integers wrap.")
-multiply = binary_function("multiply", _bools_by(ops.and_, ops.mul), "x1 * x2; integers wrap, bools are joined by and.")
+multiply = binary_function("multiply", ops.mul, "x1 * x2; integers wrap, bools are joined by and.")
 divide = true_divide = binary_function("divide", _floats(ops.div), "x1 / x2 in floats.")
 maximum = binary_function("maximum", ops.maximum, "The larger of both; NaN where either is.")
 minimum = binary_function("minimum", ops.minimum, "The smaller of both; NaN where either is.")

@@ -10,8 +10,17 @@ read, with open sizes as expressions. `rlx.onnx.program` says what happens where
 
 from __future__ import annotations
 
+import typing as _typing
+
+from rlx.foreign_names import no_attribute as _no_attribute
 from rlx.onnx.model import OnnxModel as OnnxModel
 from rlx.onnx.model import load as load
 from rlx.onnx.model import supported_ops as supported_ops
 from rlx.onnx.values import Call as Call
 from rlx.onnx.values import rule as rule
+
+# Type checkers must go on to find names that do not exist.
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name):
+        _no_attribute("rlx.onnx", name)

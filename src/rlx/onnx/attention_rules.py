@@ -141,9 +141,7 @@ def _of_heads(call: Call, q: Any, k: Any, v: Any, mask: Any, bias: Any) -> Any:
         scores = scores + bias
     least = np.asarray(call.attribute("mask_filter_value", -10000.0), dtype_of(q).numpy)
     if mask is not None:
-        if rank_of(mask) != 2:
-            call.unsupported("a mask that is not [batch, keys]")
-        hidden = rnp.reshape(rnp.equal(mask, 0), (mask.shape[0], 1, 1, mask.shape[1]))
+        hidden = _hidden(call, mask, q.shape[0], k.shape[2])
         scores = scores + rnp.where(hidden, least, np.zeros((), dtype_of(q).numpy))
     if call.attribute("unidirectional", 0):
         rows, columns = (ops.iota((q.shape[2], k.shape[2]), DType.I32, axis) for axis in (0, 1))
@@ -151,10 +149,20 @@ def _of_heads(call: Call, q: Any, k: Any, v: Any, mask: Any, bias: Any) -> Any:
     return _joined(rnp.matmul(nn.softmax(scores, axis=-1), v))
 
 
+def _hidden(call: Call, mask: Any, batch: Any, keys: Any) -> Any:
+    """Which keys a mask of Microsoft's ops hides, beside scores: it holds 0 for them, or how many keys there are."""
+    if rank_of(mask) == 1 and mask.shape[0] == batch:
+        return rnp.greater_equal(ops.iota((1, 1, 1, keys), DType.I32, 3), rnp.reshape(mask, (-1, 1, 1, 1)))
+    if rank_of(mask) not in (2, 3):
+        call.unsupported("a mask that is neither [batch], [batch, keys] nor [batch, queries, keys]")
+    return rnp.expand_dims(rnp.equal(mask, 0), (1, 2) if rank_of(mask) == 2 else 1)
+
+
 @rule("EmbedLayerNormalization", domain=MICROSOFT)
 def _embedded(call: Call) -> Any:
     ids = call[0]
-    total = rnp.take(call[2], ids, axis=0) + call[3][: ids.shape[1]]
+    places = rnp.take(call[3], call[8], axis=0) if call.has(8) else call[3][: ids.shape[1]]
+    total = rnp.take(call[2], ids, axis=0) + places
     if call.has(1):
         total = total + rnp.take(call[4], call[1], axis=0)
     y = nn.layer_norm(total, call[5], call[6], eps=call.attribute("epsilon", 1e-12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,6 +57,33 @@ def all_nodes(nodes: Iterable[OnnxNode]) -> Iterable[OnnxNode]:
             yield from all_nodes(graph.nodes)
 
 
+def in_order(nodes: Sequence[OnnxNode]) -> Sequence[OnnxNode]:
+    """Nodes behind those whose results they read, as the standard asks for; some tools append what they add.
+
+    What reads in a circle stays where it is, to be named when it is met.
+    """
+    makers = {name: number for number, node in enumerate(nodes) for name in node.outputs if name}
+    needs = [{makers[name] for name in names_read([node]) if name in makers} for node in nodes]
+    if all(all(n < number for n in needed) for number, needed in enumerate(needs)):
+        return nodes
+    readers: dict[int, list[int]] = {}
+    for number, needed in enumerate(needs):
+        for n in needed:
+            readers.setdefault(n, []).append(number)
+    ready = [number for number, needed in enumerate(needs) if not needed]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        number = heapq.heappop(ready)
+        found.append(number)
+        for reader in readers.get(number, ()):
+            needs[reader].discard(number)
+            if not needs[reader]:
+                heapq.heappush(ready, reader)
+    placed = {*found}
+    return [nodes[number] for number in [*found, *(n for n in range(len(nodes)) if n not in placed)]]
+
+
 def _renamed(nodes: Iterable[OnnxNode], names: Mapping[str, str]) -> list[OnnxNode]:
     """Copies of nodes that read and write other names."""
 
@@ -99,7 +127,7 @@ def _same(source: str, target: str) -> OnnxNode:
 def call_function(node: OnnxNode, function: OnnxFunction, opsets: Mapping[str, int]) -> Expanded:
     """The nodes of a function in place of its call."""
     given = dict.fromkeys(function.inputs, "") | dict(zip(function.inputs, node.inputs))
-    _, nodes, names = _copied(function.nodes, {}, given)
+    _, nodes, names = _copied(in_order(function.nodes), {}, given)
     attributes = {**function.defaults, **node.attributes}
     versions = {**opsets, **function.opsets}
     inner = [_with_attributes(part, attributes, versions) for part in nodes]
@@ -136,7 +164,7 @@ def _branch(node: OnnxNode, env: Mapping[str, Value], path: str) -> Expanded:
     graph = node.attributes.get("then_branch" if taken else "else_branch")
     if not isinstance(graph, OnnxGraph):
         raise FormatError(f"{path}: node {node}: it has no graph for this branch")
-    values, nodes, names = _copied(graph.nodes, graph.constants, {})
+    values, nodes, names = _copied(in_order(graph.nodes), graph.constants, {})
     inside = [names.get(output.name, output.name) for output in graph.outputs]
     return Expanded(values, [*nodes, *(_same(a, b) for a, b in zip(inside, node.outputs) if b)])
 
@@ -190,7 +218,7 @@ def _next_round(node: _Round, env: Mapping[str, Value], path: str) -> Expanded:
         condition = f"{prefix}condition"
         values[condition] = np.asarray(True)
     given = dict(zip((value.name for value in body.inputs), (f"{prefix}number", condition, *carried)))
-    constants, nodes, names = _copied(body.nodes, body.constants, given)
+    constants, nodes, names = _copied(in_order(body.nodes), body.constants, given)
     left = [names.get(output.name, output.name) for output in body.outputs]
     after = left[1 : len(carried) + 1]
     collected = [(*before, new) for before, new in zip(node.collected, left[len(carried) + 1 :])]

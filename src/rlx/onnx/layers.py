@@ -43,6 +43,12 @@ def _gemm(call: Call) -> Any:
     return y + _scaled(call[2], call.attribute("beta", 1.0)) if call.has(2) else y
 
 
+@rule("FusedGemm", domain=MICROSOFT)
+def _gemm_and_activation(call: Call) -> Any:
+    given = (call.attribute(f"activation_{name}") for name in ("alpha", "beta"))
+    return _activated(call, _gemm(call), [number for number in given if number is not None])
+
+
 @rule("Einsum")
 def _einsum(call: Call) -> Any:
     return rnp.einsum(call.attribute("equation").replace(" ", ""), *call.all())
@@ -86,6 +92,31 @@ def with_channel_bias(y: Any, bias: Any) -> Any:
 @rule("Conv")
 def _conv(call: Call) -> Any:
     return with_channel_bias(convolution(call, call[0], call[1]), call.optional(2))
+
+
+@rule("FusedConv", domain=MICROSOFT)
+def _conv_and_activation(call: Call) -> Any:
+    y = with_channel_bias(convolution(call, call[0], call[1]), call.optional(2))
+    return _activated(call, y + call[3] if call.has(3) else y, call.attribute("activation_params") or [])
+
+
+def _activated(call: Call, x: Any, numbers: Sequence[float]) -> Any:
+    """What the attribute `activation` says is done to the result of a fused node."""
+    name = call.attribute("activation", "")
+    match name, *numbers:
+        case ["Relu", *_]:
+            return nn.relu(x)
+        case ["Tanh", *_]:
+            return rnp.tanh(x)
+        case ["Sigmoid", *_]:
+            return nn.sigmoid(x)
+        case ["LeakyRelu", alpha, *_]:
+            return nn.leaky_relu(x, alpha)
+        case ["Clip", low, high, *_]:
+            return rnp.clip(x, low, high)
+        case ["HardSigmoid", alpha, beta, *_]:
+            return rnp.clip(alpha * x + beta, 0.0, 1.0)
+    call.unsupported(f"the activation {name!r} with the numbers {list(numbers)}")
 
 
 def convolution(call: Call, x: Any, weight: Any, **more: Any) -> Any:

@@ -36,7 +36,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, building
-from rlx.onnx.expansion import CONTROL, Expanded, all_nodes, call_function, expand, names_read
+from rlx.onnx.expansion import CONTROL, Expanded, all_nodes, call_function, expand, in_order, names_read
 from rlx.onnx.size_rules import of_sizes
 from rlx.onnx.values import HOST_RULES, RULES, Array, Call, NeedsValue, Sizes, Value, as_tensor, sizes
 
@@ -87,7 +87,7 @@ class Builder:
 
     def first(self) -> Part:
         env: dict[str, Value] = {name: Held(type) for name, type in self.inputs.items()}
-        return self.part({**self.file.graph.constants, **env}, self.file.graph.nodes)
+        return self.part({**self.file.graph.constants, **env}, in_order(self.file.graph.nodes))
 
     def _require_rules(self) -> None:
         """All ops that there is no rule for, at once, before anything else is said."""
@@ -232,7 +232,7 @@ class _PartBuilder:
         except (FormatError, UnsupportedOnnx):
             raise
         except (RlxError, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
-            raise FormatError(f"{path}: node {node}: {error}") from error
+            raise FormatError(f"{path}: node {node}: {error}{_open_sizes(inputs)}") from error
 
     def _lift(self, name: str, value: Value) -> Any:
         if isinstance(value, list):
@@ -252,7 +252,7 @@ class _PartBuilder:
         inner.update(graph.constants)
         inner.update(zip((value.name for value in graph.inputs), given))
         before, self._env = self._env, inner
-        work, self._work = self._work, deque(graph.nodes)
+        work, self._work = self._work, deque(in_order(graph.nodes))
         outside, self._is_inside = self._is_inside, True
         try:
             while self._work:
@@ -267,6 +267,16 @@ class _PartBuilder:
 
 def _several(found: Any) -> Sequence[Value]:
     return found if isinstance(found, tuple | list) else (found,)
+
+
+def _open_sizes(inputs: Iterable[Value]) -> str:
+    """What to do where a file promises more than it keeps: exporters fix sizes that they call open."""
+    dims = (d for value in inputs if isinstance(value, Tensor) for d in value.shape if isinstance(d, Dim))
+    symbols = sorted({symbol for d in dims for symbol in d.symbols})
+    if not symbols:
+        return ""
+    wanted = ", ".join(f"{symbol!r}: ..." for symbol in symbols)
+    return f" (if the model does not serve every size, fix them: rlx.onnx.load(path, sizes={{{wanted}}}))"
 
 
 def _folds(inputs: Iterable[Value]) -> bool:

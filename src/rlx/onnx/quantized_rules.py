@@ -173,6 +173,18 @@ def _quantized_unary(call: Call) -> Any:
     return quantized(y, _plain(call[3]), _plain(call.optional(4)), dtype_of(call[0]))
 
 
+@rule("QGemm", domain=MICROSOFT)
+def _quantized_gemm(call: Call) -> Any:
+    """Codes of a product with a bias of codes; a float where no scale for the result is given."""
+    a, a_scale, a_zero, b, b_scale, b_zero = (call[i] for i in range(6))
+    a, b = (rnp.transpose(x) if call.attribute(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
+    total = integer_product(a, b, a_zero, b_zero)
+    if call.has(6):
+        total = total + call[6]
+    y = rnp.astype(total, DType.F32) * (_plain(a_scale) * _plain(b_scale) * np.float32(call.attribute("alpha", 1.0)))
+    return quantized(y, _plain(call[7]), _plain(call.optional(8)), dtype_of(call[0])) if call.has(7) else y
+
+
 @rule("QLinearGlobalAveragePool", domain=MICROSOFT)
 def _quantized_pool(call: Call) -> Any:
     if call.attribute("channels_last", 0):

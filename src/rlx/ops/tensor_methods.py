@@ -141,9 +141,7 @@ class TensorMethods:
         return unary.abs_(self)
 
     def __round__(self, digits: int | None = None) -> Tensor:
-        if digits:
-            raise TraceError("round(tensor, digits) is not defined; scale, round and scale back")
-        return unary.round_(self)
+        return self.round(digits or 0)
 
     def __gt__(self, other: Any) -> Tensor:
         return arithmetic.gt(self, other)

@@ -53,6 +53,11 @@ class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc
 
     def view(self, *args: Any, **kwargs: Any) -> Any:
         """NumPy's, which takes classes of arrays too; a view of what cannot be changed cannot be changed."""
+        if args and isinstance(args[0], int | tuple):
+            shape = ", ".join(map(str, args))
+            raise RlxError(
+                f"x.view takes a dtype, as in NumPy, got {shape}; for another shape write x.reshape({shape})"
+            )
         found = np.asarray(self).view(*args, **kwargs)
         is_class = any(isinstance(x, type) and issubclass(x, np.ndarray) for x in (*args, *kwargs.values()))
         return found if is_class else as_array(found)

@@ -18,11 +18,11 @@ from rlx.ir.dims import bind_dim
 from rlx.ir.dtype import DType
 from rlx.ir.foreign_arrays import host_array
 from rlx.ir.graph import Graph
-from rlx.ir.index_checks import check_ids
+from rlx.ir.index_checks import QuickChecks, check_ids
 from rlx.ir.shape import Dims, Shape
 from rlx.locks import fork_safe_lock
 from rlx.runtime.arrays import Array, as_array, given_away
-from rlx.runtime.device_arrays import DeviceArray, results_of, values_for
+from rlx.runtime.device_arrays import DeviceArray, results_of, value_in
 from rlx.runtime.donation import Back, Lending, Shapes
 from rlx.runtime.handles import Handles, output_number
 from rlx.runtime.inspection import MemoryInfo, Profile, memory_info, profile
@@ -88,8 +88,8 @@ class CompiledGraph:
         self._outputs = list(signature.outputs)
         self._overwritten = frozenset(signature.aliases.values())
         self._constraints, self._id_checks = signature.constraints, signature.id_checks
-        # Whether runs look at nothing but the types of inputs.
-        self._is_plain = not self._overwritten and not self._id_checks
+        # A plain run is one of arrays that need no second look.
+        self._quick = None if self._overwritten else QuickChecks.of(self._id_checks, [*self._inputs])
         self._dtypes = {name: shape.dtype.numpy for name, shape in self._inputs.items()}
         self._other_dtypes = {name: dtype for name, dtype in self._dtypes.items() if name not in self._overwritten}
         self._lending = Lending(signature, executable, [check.key for check in self._id_checks])
@@ -231,7 +231,7 @@ class CompiledGraph:
         aligned, read only, or shares memory with another input) is copied first and stays as it was.
         """
         handles = self._handles
-        given: Mapping[str, Any] = inputs or {}
+        given = inputs if type(inputs) is dict else self._by_name(inputs)
         if handles is not None:
             given = {**handles.inputs, **given}
         if more:
@@ -243,12 +243,14 @@ class CompiledGraph:
                 return outputs
         if ready is None or ready.values is not values:
             ready = self._prepare(values)
-        if self._is_plain and handles is None and len(given) == len(self._inputs):
-            results = self._executable.run_plain([*map(given.get, self._inputs)], ready.prepared)
+        quick = self._quick
+        if quick is not None and handles is None and len(given) == len(self._inputs):
+            arrays = [*map(given.get, self._inputs)]
+            results = self._executable.run_plain(arrays, ready.prepared) if quick.pass_(arrays) else None
             if results is not None:
                 if self._executable.has_short_calls:
                     call = self._executable.short_call(ready.prepared, Array)
-                    self._short = None if call is None else _Short(ready, call)
+                    self._short = None if call is None else _Short(ready, quick.before(call))
                 return [as_array(result) for result in results]
         back = self._lending.known(given) if self._overwritten and len(given) == len(self._inputs) else None
         outputs = None if back is None else self._run_again(back, given, ready)
@@ -257,6 +259,16 @@ class CompiledGraph:
         if handles is not None:
             self._keep(outputs)
         return outputs
+
+    def _by_name(self, inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Inputs as they were given, if they have names."""
+        if inputs is not None and not isinstance(inputs, Mapping):
+            name = next(iter(self._inputs), "x")
+            raise BindingError(
+                f"@{self._name}: inputs are given by name, as run({{{name!r}: ...}}) or run({name}=...), "
+                f"got {type(inputs).__name__}"
+            )
+        return inputs or {}
 
     def _run_anew(self, given: Mapping[str, Any], ready: _Ready) -> list[Array]:
         if given.keys() != self._inputs.keys():
@@ -461,7 +473,7 @@ class CompiledGraph:
 
     def _checked(self, name: str, value: Any, dtype: np.dtype[Any]) -> Any:
         if isinstance(value, DeviceArray):
-            (array,) = values_for(self._executable, {name: value}, f"@{self._name}").values()
+            array: Any = value_in(self._executable.space, value, name, f"@{self._name}")
         else:
             array = given_away(value) if name in self._overwritten else host_array(value)
         if array.dtype == dtype:

@@ -264,21 +264,25 @@ def space_of(device: str) -> MemorySpace | None:
 def values_for(executable: Executable, given: Mapping[str, Any], what: str) -> dict[str, Any]:
     """The arguments of a program in the memory that it reads: arrays of the host go to its device."""
     space = executable.space
-    placed = {}
-    for name, value in given.items():
-        if isinstance(value, DeviceArray):
-            if space is None or value.device != space.device:
-                where = "the host" if space is None else space.device
-                raise BindingError(
-                    f"{what}: {name!r} lives on {value.device}, the program runs on {where}; "
-                    f"use rlx.device_put(x{'' if space is None else f', {space.device!r}'})"
-                )
-            if isinstance(value.value, _Donated):
-                value.value.wait()
-            placed[name] = value.value
-        else:
-            placed[name] = value
-    return placed
+    return {
+        name: value_in(space, value, name, what) if isinstance(value, DeviceArray) else value
+        for name, value in given.items()
+    }
+
+
+def value_in(space: MemorySpace | None, array: DeviceArray, name: str, what: str) -> DeviceValue:
+    """The value of an argument that lies in some memory already; refused if it lies elsewhere."""
+    value = array.value
+    own = value.space
+    if own is not space and (space is None or own.device != space.device):
+        where = "the host" if space is None else space.device
+        raise BindingError(
+            f"{what}: {name!r} lives on {own.device}, the program runs on {where}; "
+            f"use rlx.device_put(x{'' if space is None else f', {space.device!r}'})"
+        )
+    if isinstance(value, _Donated):
+        value.wait()
+    return value
 
 
 def results_of(executable: Executable, results: Sequence[Any]) -> list[Any]:

@@ -33,18 +33,19 @@ def memory_info(executable: Executable, weights: int, outputs: Sequence[Shape]) 
 
 
 class Profile(NamedTuple):
-    """The kernels of a program in the order in which they run, each with the median of its times, on one thread and
-    with nothing else going on. Printed, the slowest come first."""
+    """The kernels of a program in the order in which they run, each with the median of its times, on one thread or on
+    a device, and with nothing else going on. Printed, the slowest come first."""
 
     program: str
     kernels: tuple[KernelTime, ...]
+    where: str = "one thread"
 
     @property
     def seconds(self) -> float:
         return sum(k.seconds for k in self.kernels)
 
     def __str__(self) -> str:
-        lines = [f"@{self.program}: {self.seconds * 1e6:.1f} us in {len(self.kernels)} kernels, one thread"]
+        lines = [f"@{self.program}: {self.seconds * 1e6:.1f} us in {len(self.kernels)} kernels, {self.where}"]
         for kernel in sorted(self.kernels, key=lambda k: -k.seconds):
             share = kernel.seconds / self.seconds if self.seconds else 0.0
             lines.append(f"  {kernel.seconds * 1e6:10.1f} us {share:6.1%}  {kernel.kind:8} {kernel.what}")
@@ -63,4 +64,5 @@ def profile(name: str, executable: Executable, run: Callable[[], object], runs: 
             run()
         timed.append(times)
     medians = (k[0]._replace(seconds=float(np.median([t.seconds for t in k]))) for k in zip(*timed, strict=True))
-    return Profile(name, tuple(medians))
+    space = executable.space
+    return Profile(name, tuple(medians), Profile._field_defaults["where"] if space is None else space.device)

@@ -12,14 +12,14 @@ from rlx.backends.program.signature import Signature
 from rlx.ir.binding import infer_binding
 from rlx.ir.dims import bind_dim
 from rlx.ir.graph import Graph
-from rlx.ir.index_checks import check_ids, id_checks
+from rlx.ir.index_checks import QuickChecks, check_ids, id_checks
 from rlx.runtime.arrays import Array, as_array, given_away
 from rlx.runtime.compile_cache import compiled_program
 from rlx.runtime.compiled_graph import CompiledGraph
 from rlx.runtime.device import default_device
 from rlx.runtime.device_arrays import DeviceArray, common_device, results_of, values_for
 from rlx.runtime.donation import Back, Lending, Shapes
-from rlx.trace.jit import Run, add_host_array, set_compiled_graph, set_compiler, set_device_finder
+from rlx.trace.jit import Run, add_array, set_compiled_graph, set_compiler, set_device_finder
 
 
 def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -> Run:
@@ -36,7 +36,8 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
     converters = {key: given_away if key in overwritten else np.asarray for key in keys}
     what = f"@{graph.name}"
     others = [key for key in keys if key not in overwritten]
-    is_plain = not checks and not overwritten
+    # A plain run is one of arrays that need no second look.
+    quick = None if overwritten else QuickChecks.of(checks, keys)
     no_params = executable.prepare({})
 
     def check_all(inputs: Mapping[str, np.ndarray[Any, Any]], shapes: Shapes) -> None:
@@ -52,6 +53,7 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
         return None if elsewhere is None else lending.outputs_again(back, elsewhere)
 
     def run(arrays: Sequence[Any]) -> list[Array]:
+        is_plain = quick is not None and quick.pass_(arrays)
         results = executable.run_plain(arrays, no_params) if is_plain else None
         if results is not None:
             return [as_array(result) for result in results]
@@ -67,21 +69,27 @@ def compile_function(graph: Graph, device: str | None, donated: Sequence[str]) -
             check_all(inputs, tuple([array.shape for array in inputs.values()]))
         return lending.outputs(executable.run(inputs, no_params))
 
-    return _ShortRun(run, executable, no_params) if is_plain and executable.has_short_calls else run
+    if quick is None or not executable.has_short_calls:
+        return run
+    return _ShortRun(run, executable, no_params, Array, quick)
 
 
 class _ShortRun:
-    """Runs of a program that has short calls for some sizes."""
+    """Runs of a program that has short calls for some sizes, from and to arrays of a class."""
 
-    def __init__(self, run: Run, executable: Executable, no_params: Prepared) -> None:
+    def __init__(
+        self, run: Run, executable: Executable, no_params: Prepared, kind: type, checks: QuickChecks | None = None
+    ) -> None:
         self._run, self._executable, self._no_params = run, executable, no_params
+        self._kind, self._checks = kind, checks
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return self._run(arrays)
 
     def short_call(self, guards: Guards) -> ShortCall | None:
         """What does the same for arrays such as those of the last run, if there is such."""
-        return self._executable.short_call(self._no_params, Array, guards)
+        call = self._executable.short_call(self._no_params, self._kind, guards)
+        return call if call is None or self._checks is None else self._checks.before(call)
 
 
 def _device_runner(graph: Graph, executable: Executable) -> Run:
@@ -89,6 +97,7 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
     keys = [str(node.name) for node in graph.inputs]
     checks, leaves = id_checks(graph), graph.inputs
     what = f"@{graph.name}"
+    no_params = executable.prepare({})
 
     def run(arrays: Sequence[Any]) -> list[Any]:
         # NumPy's numbers, such as np.int32(2), are arrays for no device.
@@ -100,13 +109,13 @@ def _device_runner(graph: Graph, executable: Executable) -> Run:
                 if isinstance(given[check.key], np.ndarray):
                     sizes = tuple(bind_dim(s, binding) for s in check.sizes)
                     check_ids(check.op, given[check.key], sizes, check.key)
-        results = executable.run(values_for(executable, given, what), {})
+        results = executable.run(values_for(executable, given, what), no_params)
         for key in graph.aliases.values():
             if isinstance(given[key], DeviceArray):
                 given[key].given_away()
         return results_of(executable, results)
 
-    return run
+    return _ShortRun(run, executable, no_params, DeviceArray) if executable.has_short_calls else run
 
 
 def graph_of_function(graph: Graph, device: str | None) -> CompiledGraph:
@@ -116,6 +125,7 @@ def graph_of_function(graph: Graph, device: str | None) -> CompiledGraph:
 
 
 set_compiler(compile_function)
-add_host_array(Array)
+add_array(Array)
+add_array(DeviceArray, has_device=True)
 set_compiled_graph(graph_of_function)
 set_device_finder(common_device)

@@ -408,23 +408,24 @@ class JitFunction:
         return traced.out_tree.unflatten(Tensor(graph, r.id, w) for r, w in zip(results, traced.weak_outputs))
 
 
-# Classes of arrays of the host, of which no subclass means anything else to a program.
-_HOST_ARRAYS: set[type] = {np.ndarray}
+# Classes of arrays of which no subclass means anything else to a program, and whether such arrays live on devices.
+_ARRAYS: dict[type, bool] = {np.ndarray: False}
 
 
-def add_host_array(kind: type) -> None:
+def add_array(kind: type, has_device: bool = False) -> None:
     """Let calls with arrays of a class be found fast; called by the runtime for its own."""
-    _HOST_ARRAYS.add(kind)
+    _ARRAYS[kind] = has_device
 
 
 def _kinds_of_arrays(args: Sequence[Any]) -> tuple[Hashable, ...] | None:
-    """The type of plain numbers and those of arguments that are all arrays of the host; None if one of them is no such
-    array. This runs at every call."""
+    """The type of plain numbers and those of arguments that are all arrays; None if one of them is none. This runs at
+    every call."""
     kinds: list[Hashable] = [_dtype_of(float)]
     for x in args:
-        if type(x) not in _HOST_ARRAYS:
+        has_device = _ARRAYS.get(type(x))
+        if has_device is None:
             return None
-        kinds += (x.dtype, x.shape)
+        kinds += (x.dtype, x.shape, x.device) if has_device else (x.dtype, x.shape)
     return tuple(kinds)
 
 

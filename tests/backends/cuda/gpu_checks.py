@@ -10,6 +10,10 @@ minutes each:
     python3 tests/backends/cuda/gpu_checks.py owed --short --out owed.json --seconds 530
     python3 tests/backends/cuda/gpu_checks.py owed_models --short --out owed_models.json --seconds 530
 
+Where a GPU is there for four minutes only, `owed_short` asks for what most programs meet, in three of them:
+
+    python3 tests/backends/cuda/gpu_checks.py owed_short --short --out owed_short.json --seconds 180
+
 `--list` says without a GPU what would run.
 """
 
@@ -33,6 +37,7 @@ CHECKS = {
     "few_rows": ["--only", "products", "--match", "turned"],
     "decode": ["--only", "attention", "--match", "bhsd 16"],
     "driver": ["--only", "driver"],
+    "calls": ["--only", "driver", "--match", "calls_small_programs"],
     "quantised": ["--only", "products", "--match", "codes"],
     "older_chips": ["--only", "products", "--match", "sm_80"],
     "models": ["--only", "models"],
@@ -68,8 +73,9 @@ TIMES = {
 }
 # Topics that have not run since they were written, the surest to be right last: checks come first, all of them.
 PLANS = {
-    "owed": ["split_attention", "attention_ways", "embeddings", "factors", "small", "exact_attention"],
+    "owed": ["calls", "split_attention", "attention_ways", "embeddings", "factors", "small", "exact_attention"],
     "owed_models": ["models", "choices", "gradients", "ops", "step", "batch_products"],
+    "owed_short": ["calls", "choices", "split_attention", "factors", "small"],
 }
 
 

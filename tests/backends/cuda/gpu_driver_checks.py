@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 
 import numpy as np
 
@@ -127,6 +129,38 @@ def events_measure():
     assert limits.copy > 1e11
 
 
+def calls_small_programs():
+    """Short calls: arrays that lie elsewhere each time, sizes that change, threads, and what a call costs."""
+    import rlx
+    import rlx.numpy as rnp
+
+    run, rng = rlx.jit(lambda x, y: rnp.tanh(x * 2.0 + y), device="cuda"), np.random.default_rng(0)
+
+    def checked(rows):
+        hosts = [rng.standard_normal((rows, 8)).astype("f4") for _ in range(2)]
+        arrays = [rlx.device_put(host, "cuda") for host in hosts]
+        return run(*arrays), np.tanh(hosts[0] * 2 + hosts[1]), arrays
+
+    for rows in (4, 4, 4, 1, 33, 4):
+        kept = [checked(rows) for _ in range(30)]
+        for got, wanted, _ in kept:
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    assert run._short is not None
+    threads = [threading.Thread(target=lambda: [checked(4) for _ in range(200)]) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for got, wanted, _ in kept:
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    x, y = kept[0][2]
+    started = time.perf_counter()
+    for _ in range(1000):
+        last = run(x, y)
+    print(f"a call returns in {(time.perf_counter() - started) * 1e3:.2f} us")
+    np.testing.assert_allclose(last, kept[0][1], rtol=1e-5, atol=1e-6)
+
+
 CHECKS = (
     "describes_the_device",
     "launches_in_every_way",
@@ -134,5 +168,6 @@ CHECKS = (
     "copies_whole_arrays",
     "names_what_does_not_assemble",
     "events_measure",
+    "calls_small_programs",
     "runs_out_of_memory_and_goes_on",
 )

@@ -34,6 +34,7 @@ LEAVES = {"Input", "Param", "Constant", "Project"}
 # Differences that are known, each with its reason.
 ACCEPTED = {
     "Int8MatMul": "its operand is a weight in panels of the CPU's width, which only the CPU's compiler makes",
+    "Int16MatMul": "its operand is a weight in panels of the CPU's width, which only the CPU's compiler makes",
     "ByteMatMul": "tensor cores add f8 with fewer digits than f32 has; the group `rest` looks at it",
 }
 # A NaN has no sign that conversions keep, so predicates are compared where their operand is a number.

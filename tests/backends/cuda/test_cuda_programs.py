@@ -207,6 +207,7 @@ def test_times_of_kernels(fake):
     given = {"cache": np.zeros((8, 4), "f4"), "row": np.ones((1, 4), "f4"), "at": np.array(1, "i4")}
     profile = c.profile(given, runs=2)
     assert [k.kind for k in profile.kernels] == ["update", "reduce"] and profile.seconds > 0
+    assert str(profile).splitlines()[0].endswith("in 2 kernels, cuda")
 
 
 def test_threads_share_an_executable(fake):

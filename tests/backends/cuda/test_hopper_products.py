@@ -157,6 +157,25 @@ def test_a_launch_gets_maps_tiles_and_the_rest(fake, gpu, launched):
     assert not fake.tensor_maps and len(load.entries) == 3
 
 
+def test_tiles_of_64_rows(fake, gpu, launched, monkeypatch, assembled):
+    """One group of warps multiplies what is brought for 64 rows, where a product has no more and somebody asks."""
+    monkeypatch.setattr(HopperForm, "has_few_row_tiles", True)
+    load = CountedCode()
+    made, names = hopper(load, (("B", 4096), "bf16"), ((14336, 4096), "bf16"))
+    addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
+    for rows, threads, box in ((17, 256, 64), (64, 256, 64), (65, 384, 128)):
+        fake.tensor_maps.clear()
+        assert made.launch([addresses.get(n, rows) for n in names], gpu.stream)
+        assert (launched[-1].blocks, launched[-1].threads) == (112, threads)
+        assert fake.tensor_maps[0] == (1 << 20, (4096, rows), 8192, (64, box))
+    assert len(load.entries) == 2
+    for columns in (128, 256):
+        shape = made._shape(columns, rows=64)
+        assert made.group_kernel(shape).thread_count == 256 and shape.shared_bytes <= 227 << 10
+        said = assembled(made.ptx(columns, rows=64))
+        assert " 0 bytes stack frame, 0 bytes spill" in said and "(C75" not in said
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("m", "n"), [(4, 24), (40, 24), (300, 504), (4096, 14336)])
 def test_two_products_of_one_a_have_tiles_that_the_copy_engine_can_bring(fake, gpu, launched, m, n, turned):

@@ -45,7 +45,7 @@ class DeviceArray(DeviceValue):
 
     @property
     def space(self) -> CudaSpace:
-        return CudaSpace.of(self.stream.gpu)
+        return _space(self.stream.gpu)
 
     def wait(self) -> None:
         self.stream.synchronize()

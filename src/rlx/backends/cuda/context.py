@@ -11,11 +11,11 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.backends.api import KernelTime
+from rlx.backends.api import Guards, KernelTime, ShortCall
 from rlx.backends.cuda.code import GpuCode
 from rlx.backends.cuda.driver_types import LaunchConfig
 from rlx.backends.cuda.errors import CudaError
@@ -25,6 +25,7 @@ from rlx.backends.cuda.modules import Function, Launch, launch
 from rlx.backends.cuda.streams import Event, GraphExec, Stream
 from rlx.backends.program.command_table import Segment, Table
 from rlx.backends.program.device_programs import DeviceParams
+from rlx.backends.program.inputs import Shapes
 from rlx.backends.program.plan import Plan
 from rlx.backends.program.program import ARENA, LoopStep, NativeStep, Program
 from rlx.backends.program.table_layout import Command, Control, Patch
@@ -35,11 +36,6 @@ from rlx.kernels.machines import machine_named
 # Launches from which on one graph costs less than each by itself, and graphs that a context keeps.
 GRAPH_FROM = 3
 KEPT_GRAPHS = 4
-# Addresses for which the arguments of a short table are kept in place.
-KEPT_PLACES = 16
-
-# What launches a whole table.
-_Ready: TypeAlias = "GraphExec | _Placed"
 
 # The entry that stands for a copy of bytes: the driver copies them itself.
 COPY = -1
@@ -82,28 +78,38 @@ class _SegmentCalls(NamedTuple):
 
 
 class _Placed:
-    """Launches whose arguments are where the driver reads them: one call for each, and nothing to look at."""
+    """Launches whose arguments lie where the driver reads them. Addresses go there at each run, since memory comes and
+    goes; then each launch is one call, with nothing else to look at."""
 
-    def __init__(self, calls: Sequence[_Call], slots: Words, stream: Stream) -> None:
-        driver = stream.gpu.driver
-        self._launch = driver.raw("cuLaunchKernelEx")
-        # Kept, since the driver has their addresses.
+    def __init__(self, segment: _SegmentCalls, slots: Words, stream: Stream) -> None:
+        self._launch = stream.gpu.driver.raw("cuLaunchKernelEx")
+        # Kept, since the driver has their addresses; `words` are the same memory for single numbers.
         self._slots: Words = slots.copy()
+        self._words = self._slots.data
         self._pointers: Words = self._slots.ctypes.data + 8 * np.arange(len(slots), dtype=np.int64)
-        self._configs = [
-            LaunchConfig(c.blocks, 1, 1, c.code.threads, 1, 1, 0, stream.handle, None, 0) for c in calls if c.code
-        ]
-        functions = [c.function or c.code.function(stream.gpu) for c in calls if c.code]
-        arguments = [ctypes.c_void_p(self._pointers.ctypes.data + 8 * c.arguments) for c in calls]
-        self._functions = functions
-        handles = [f.handle for f in functions]
+        masks = dict(zip(segment.aligned[0].tolist(), segment.aligned[1].tolist(), strict=True))
+        # Where an address goes, the number of its value, how far behind it, and which of its bits must be 0.
+        self._moves = [(slot, *rest, masks.get(slot, 0)) for slot, *rest in zip(*(p.tolist() for p in segment.patches))]
+        launched = [(call, call.code) for call in segment.calls if call.code is not None]
+        self._configs = [LaunchConfig(c.blocks, 1, 1, k.threads, 1, 1, 0, stream.handle, None, 0) for c, k in launched]
+        self._functions = [call.function or code.function(stream.gpu) for call, code in launched]
+        arguments = [ctypes.c_void_p(self._pointers.ctypes.data + 8 * call.arguments) for call, _ in launched]
+        handles = [function.handle for function in self._functions]
         self._calls = list(zip(map(ctypes.byref, self._configs), handles, arguments, strict=True))
 
-    def launch(self, stream: Stream) -> None:
+    def launch(self, values: memoryview) -> bool:
+        """Launch with the addresses of now; False, and nothing is done, where one is not aligned as code asks."""
+        words = self._words
+        for slot, value, offset, mask in self._moves:
+            address = values[value] + offset
+            if address & mask:
+                return False
+            words[slot] = address
         for config, function, arguments in self._calls:
             code = self._launch(config, function, arguments, None)
             if code:
                 raise CudaError(code, "cuLaunchKernelEx")
+        return True
 
 
 class Context:
@@ -129,12 +135,13 @@ class Context:
         tables = [p for p in plan.parts if isinstance(p, Table)]
         self._tables = {id(t): self._prepared(t) for t in tables}
         self._replayable = {id(t): self._is_replayable(t) for t in tables}
+        self._short = {id(t): self._short_launches(t) for t in tables}
         self._arena: DeviceBuffer | None = None
         self.scratch_bytes = max(map(self._needed_scratch, self._tables.values()), default=0)
         # By table, the addresses that its arguments have now, and whether they are multiples of what its kernels ask.
         self._placed: dict[int, tuple[bytes, bool]] = {}
         # By table and addresses; and those of the last runs, which are recorded when they come again.
-        self._ready: dict[tuple[int, bytes], _Ready] = {}
+        self._graphs: dict[tuple[int, bytes], GraphExec] = {}
         self._seen: deque[tuple[int, bytes]] = deque(maxlen=2 * KEPT_GRAPHS)
         # While a graph is recorded: whether the next kernel follows another one, and may begin before it ends.
         self._follows_kernel = False
@@ -204,13 +211,16 @@ class Context:
             self._walk(table, self._launch)
             self._follows_kernel = False
             return
-        key = (id(table), self.values.tobytes())
-        ready = self._ready.get(key)
-        if ready is not None:
-            ready.launch(self.stream)
-        elif not self._replayable[id(table)]:
+        short = self._short[id(table)]
+        if short is not None and short.launch(self.words):
+            return
+        if not self._replayable[id(table)]:
             self._walk(table, self._launch)
-            self._place(table, key)
+            return
+        key = (id(table), self.values.tobytes())
+        graph = self._graphs.get(key)
+        if graph is not None:
+            graph.launch(self.stream)
         elif key in self._seen:
             self._record(table, key)
         else:
@@ -232,25 +242,19 @@ class Context:
                 self._walk(table, self._launch)
         finally:
             self.stream, self._follows_kernel = stream, False
-        ready = self._keep(key, graph.instantiate(), KEPT_GRAPHS)
+        while len(self._graphs) >= KEPT_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        ready = self._graphs[key] = graph.instantiate()
         ready.launch(stream)
 
-    def _place(self, table: Table, key: tuple[int, bytes]) -> None:
-        """Keep the arguments of a table that has just been walked, if that was nothing but plain launches."""
-        if self._driver.bound("cuLaunchKernelEx") is None:
-            return
+    def _short_launches(self, table: Table) -> _Placed | None:
+        """Those of a table that is too short for a graph, if they are nothing but plain launches."""
         segments = self._tables[id(table)]
-        if len(segments) > 1 or segments[0].control >= 0 or not self._placed[id(table)][1]:
-            return
-        calls = segments[0].calls
-        if all(call.code is not None and not call.code.forms for call in calls):
-            self._keep(key, _Placed(calls, self._slots, self.stream), KEPT_PLACES)
-
-    def _keep(self, key: tuple[int, bytes], ready: _Ready, most: int) -> _Ready:
-        while len(self._ready) >= most:
-            del self._ready[next(iter(self._ready))]
-        self._ready[key] = ready
-        return ready
+        if self._replayable[id(table)] or len(segments) > 1 or segments[0].control >= 0:
+            return None
+        is_plain = all(call.code is not None and not call.code.forms for call in segments[0].calls)
+        can_launch = is_plain and self._driver.bound("cuLaunchKernelEx") is not None
+        return _Placed(segments[0], self._slots, self.stream) if can_launch else None
 
     def run_timed(self, table: Table) -> list[KernelTime]:
         """The same kernel by kernel: how long each took, all rounds of a loop together."""
@@ -348,12 +352,14 @@ def _before_stream(function: Function, blocks: int, threads: int) -> tuple[Any, 
 
 
 class Contexts:
-    """Contexts of one plan that nobody uses at the moment."""
+    """Contexts of one plan, for the shapes of inputs and params, that nobody uses at the moment."""
 
-    def __init__(self, plan: Plan, make: Callable[[Plan], Context]) -> None:
-        self.plan, self._make = plan, make
+    def __init__(self, plan: Plan, make: Callable[[Plan], Context], inputs: Shapes, params: Shapes) -> None:
+        self.plan, self._make, self.inputs, self.params = plan, make, inputs, params
         # Dims, type and bytes of the outputs that have memory of their own.
         self.stored = [(dims, dtype, math.prod(dims) * dtype.itemsize) for dims, dtype in plan.stored]
+        # The last call that was made for them, and for which params, class and guards.
+        self.short: tuple[weakref.ref[DeviceParams[Any]], type, Guards, ShortCall] | None = None
         # Atomic without a lock.
         self._free: deque[Context] = deque()
 

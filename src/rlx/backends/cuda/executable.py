@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from rlx.backends.api import Array
+from rlx.backends.api import Array, Guards, Prepared, ShortCall
 from rlx.backends.cuda.arrays import CudaSpace, DeviceArray
 from rlx.backends.cuda.code import GpuCode, gpu_loading
 from rlx.backends.cuda.device import Gpu
@@ -58,6 +58,16 @@ class CudaExecutable(DeviceExecutable[DeviceArray]):
 
     def _runner(self, program: Program) -> Runner:
         return Runner(program, self._gpu_here, self._decoding if program is self.programs.main else None)
+
+    @property
+    def has_short_calls(self) -> bool:
+        return bool(self._main.has_short_calls)
+
+    def short_call(self, params: Prepared, result_class: type, guards: Guards = ()) -> ShortCall | None:
+        if not isinstance(params, DeviceParams):
+            return None
+        found: ShortCall | None = self._main.short_call(params, result_class, guards)
+        return found
 
     @cached_property
     def _decode_step(self) -> Step | str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_int, c_size_t, c_void_p
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.backends.cuda.driver_types import (
@@ -180,7 +181,9 @@ def launch(function: Function, shape: Launch, arguments: int, stream: Stream) ->
     driver.cuLaunchKernelEx(ctypes.byref(config), function.handle, arguments, None)
 
 
+@lru_cache(256)
 def _attributes(shape: Launch) -> ctypes.Array[LaunchAttribute]:
+    """What the driver is told of a launch besides its sizes; it reads this and changes nothing."""
     found = []
     if shape.cluster > 1:
         attribute = LaunchAttribute(id=LaunchAttributeId.CLUSTER_DIMENSION)

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
+from weakref import ref
 
 import numpy as np
 
+from rlx.backends.api import Guards, ShortCall
 from rlx.backends.cuda.arrays import DeviceArray
 from rlx.backends.cuda.context import COPY, Context, Contexts, codes_of
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.memory import Array, DeviceBuffer
 from rlx.backends.cuda.persistent.runner import Decoding
+from rlx.backends.cuda.short_calls import has_short_calls, short_call
 from rlx.backends.kernel_times import times
 from rlx.backends.program.device_programs import DeviceParams
 from rlx.backends.program.host_calls import HostCalls
@@ -42,6 +45,9 @@ class Runner:
         self._constants: dict[int, DeviceArray] = {}
         self._contexts = lru_cache(KEPT_PLANS)(self._bound)
         self._leaves = [(leaf, leaf.name, leaf.dtype) for leaf in program.inputs]
+        # Decoders look at each step for the way that it goes.
+        self.has_short_calls = decoding is None and has_short_calls(program)
+        self._last: Contexts | None = None
 
     def run(self, inputs: Mapping[str, Array | DeviceArray], params: DeviceParams[DeviceArray]) -> list[DeviceArray]:
         """The outputs, in the memory of the GPU; they may still be being computed. An input that the program stores
@@ -57,9 +63,22 @@ class Runner:
         contexts = self._contexts(tuple([a.shape for a in arrays]), params.symbolic_shapes)
         context = contexts.take()
         try:
-            return self._execute(contexts, context, arrays, params)
+            results = self._execute(contexts, context, arrays, params)
         finally:
             contexts.give(context)
+        self._last = contexts
+        return results
+
+    def short_call(self, params: DeviceParams[DeviceArray], result_class: type, guards: Guards) -> ShortCall | None:
+        """A shorter way for arrays such as those of the last run; None where there is none."""
+        contexts = self._last
+        if not self.has_short_calls or contexts is None or contexts.params != params.symbolic_shapes:
+            return None
+        known = contexts.short
+        if known is None or known[0]() is not params or known[1:3] != (result_class, guards):
+            call = short_call(self.gpu, contexts, params, result_class, guards)
+            known = contexts.short = ref(params), result_class, guards, call
+        return known[3]
 
     def run_ahead(
         self,
@@ -113,9 +132,10 @@ class Runner:
 
     def _make_exclusive(self, arrays: list[DeviceArray]) -> None:
         """Copy inputs that the run writes into where another input lies in the same memory."""
-        if not self.program.overwritten:
+        buffers = [id(array.buffer) for array in arrays]
+        if len(set(buffers)) == len(buffers):
             return
-        owners = Counter([id(a.buffer) for a in arrays])
+        owners = Counter(buffers)
         for number in self.program.overwritten:
             buffer = id(arrays[number].buffer)
             if owners[buffer] > 1:
@@ -125,7 +145,7 @@ class Runner:
     def _bound(self, inputs: Shapes, params: Shapes) -> Contexts:
         """The contexts for the shapes of inputs and of those params that have symbolic sizes."""
         binding = bound_sizes(self.program, inputs, params)
-        return Contexts(Plan(self.program, binding, lambda: COPY), self._context)
+        return Contexts(Plan(self.program, binding, lambda: COPY), self._context, inputs, params)
 
     def _context(self, plan: Plan) -> Context:
         for _, array in plan.constants:

@@ -21,7 +21,7 @@ from rlx.ir.dims import product
 from rlx.ir.graph import Graph, NodeId
 from rlx.ir.kernel_kind import MAP, PARTS
 from rlx.ops.shape.axis_indexing import Gather
-from rlx.ops.shape.creation import Iota
+from rlx.ops.shape.creation import DimValue, Iota
 from rlx.ops.shape.indexing import GatherNd
 
 # Larger kernels spill registers and compile slowly, and save no more memory traffic.
@@ -146,8 +146,9 @@ class KernelFits:
             points = points_of(self.graph, Covered(inside, self.reads.transparent), (), roots)
         except Unmappable as failure:
             return self.misfit(nodes, failure)
-        has_positions = any(isinstance(p.node.op, Iota | Gather | GatherNd) for p in points.points)
-        if has_positions or not self.repeats_nothing([points], inside):
+        # An epilogue knows neither where it is nor how large anything is.
+        is_placed = any(isinstance(p.node.op, Iota | DimValue | Gather | GatherNd) for p in points.points)
+        if is_placed or not self.repeats_nothing([points], inside):
             return FusionBarrier.ProductResult
         found = epilogue_form(form, head, points, self.reads.generator)
         fits = found is not None and 1 <= len(found.parts) <= MAX_PARTS

@@ -21,7 +21,8 @@ from rlx.ir.shape import Dims, Size
 from rlx.ops.linalg.contraction import MatMul
 from rlx.ops.lowered.byte_products import ByteMatMul
 from rlx.ops.lowered.expert_products import ExpertMatMul, Int8ExpertMatMul, RoutedMatMul
-from rlx.ops.lowered.int8_products import WORD, Int8BlockMatMul, Int8MatMul
+from rlx.ops.lowered.int8_products import BLOCK, WORD, Int8BlockMatMul, Int8MatMul
+from rlx.ops.lowered.int16_products import COLUMN_BLOCK, Int16MatMul
 from rlx.ops.lowered.quantized_panels import PanelMatMul
 from rlx.quant.panels import PANEL_ROWS
 from rlx.quant.schemes import QuantScheme
@@ -40,7 +41,8 @@ class ProductForm(NamedTuple):
 
     Sums are held in `accumulator`. With `packed` B lies in panels of so many columns, and its strides say nothing; with
     `has_pairs` these are panels of pairs; with a `scheme` it is stored in that scheme's panels. With `code_digits` the
-    rows of A are codes of so many times 8 bits, as `rlx.ops.lowered.int8_products` says, and the panels of B too. With
+    rows of A are codes of so many times 8 bits, as `rlx.ops.lowered.int8_products` and, for two and no scheme,
+    `rlx.ops.lowered.int16_products` say, and the panels of B too. With
     a `route` (`rlx.ops.lowered.expert_products`) each row of A has the matrix of its expert for B, and the first stride
     of B is that from expert to expert.
     """
@@ -61,7 +63,7 @@ class ProductForm(NamedTuple):
 
 def product_form(graph: Graph, node: Node, transparent: Container[NodeId], generator: Generator) -> ProductForm | None:
     """A product in the form that kernels take, its operands read through `transparent` views, or None."""
-    if isinstance(node.op, PanelMatMul | ExpertMatMul | Int8MatMul | Int8BlockMatMul | Int8ExpertMatMul):
+    if isinstance(node.op, PanelMatMul | ExpertMatMul | Int8MatMul | Int16MatMul | Int8BlockMatMul | Int8ExpertMatMul):
         return _quantized_form(graph, node, transparent)
     if isinstance(node.op, RoutedMatMul):
         return _routed_form(graph, node, transparent)
@@ -143,6 +145,8 @@ def _quantized_form(graph: Graph, node: Node, transparent: Container[NodeId]) ->
             return form
         return _expert_form(graph, node, node.op, form, transparent)
     width = graph.shape(node.inputs[1]).static_dims[2]
+    if isinstance(node.op, Int16MatMul):
+        return ProductForm(1, m, n, node.op.depth(x), a, b, DType.F32, width // COLUMN_BLOCK, code_digits=2)
     return ProductForm(1, m, n, k, a, b, DType.I32, width, code_digits=1)
 
 
@@ -205,6 +209,7 @@ def is_product(node: Node) -> bool:
         | ExpertMatMul
         | RoutedMatMul
         | Int8MatMul
+        | Int16MatMul
         | Int8BlockMatMul
         | Int8ExpertMatMul
         | ByteMatMul,
@@ -305,6 +310,9 @@ def part_offset(form: ProductForm, start: int) -> Size:
     if layout is not None:
         assert isinstance(form.k, int)
         return start // PANEL_ROWS * layout.panel_bytes(form.k)
+    if form.code_digits == 2:
+        assert isinstance(form.k, int)
+        return start * (form.k // BLOCK * COLUMN_BLOCK)
     if form.code_digits:
         # A panel has a line of words more than there are words of codes.
         return start * (form.k + WORD)

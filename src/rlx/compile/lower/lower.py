@@ -31,6 +31,7 @@ from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, tran
 from rlx.compile.lower.long_products import long_products
 from rlx.compile.lower.lu_steps import lu_in_steps
 from rlx.compile.lower.pair_factors import GENERAL_FORMS, PAIR_FORMS
+from rlx.compile.lower.powers import power_form
 from rlx.compile.lower.radix_sort import radix_form
 from rlx.compile.lower.repeated_values import places_and_labels, repeated_form
 from rlx.compile.lower.running_parts import parts_form
@@ -61,7 +62,7 @@ from rlx.ops.linalg.factorizations import Lu
 from rlx.ops.lowered.sort_order import SortOrder
 from rlx.ops.nn.convolution import Conv
 from rlx.ops.nn.losses import SoftmaxCrossEntropyBackward, SoftmaxCrossEntropyWithLogits
-from rlx.ops.pointwise.arithmetic import eq, where
+from rlx.ops.pointwise.arithmetic import Binary, BinaryOp, eq, where
 from rlx.ops.pointwise.conversion import Cast
 from rlx.ops.pointwise.unary import exp, log
 from rlx.ops.quant.quantized_lookup import DequantGather
@@ -219,6 +220,8 @@ class _Forms:
             parts = parts_form(op, *operands)
             if parts is not None:
                 return parts
+        if isinstance(op, Binary) and op.kind is BinaryOp.Pow and not operands[0].dtype.is_complex:
+            return power_form(self.generator.has_f64, *operands)
         if not self.generator.has_f64 and type(op) in IN_F64:
             return None
         if isinstance(op, Concat) and 0 < self.generator.most_operands < len(operands):

@@ -3,15 +3,16 @@
     x @ W                  ->    s·t·int8_matmul(codes(x), int8_panels(W))          s per row of x, t per column of W
     panel_matmul(x, P)     ->    int8_block_matmul(int8_blocks(x), P)               scales per block or span
     expert_matmul(x, P, r) ->    int8_expert_matmul(int8_blocks(x), P, r)           the same for rows of experts
+    x @ W                  ->    int16_matmul(int16_rows(x), int16_panels(W))       16 bits: scales per block of both
 
 A value that several products read is turned into codes once. Codes of weights follow from weights alone and so become
 part of `prepare`. Answers change: activations keep 8 bits of what they had. With 16 bits they change by less than
-what tells two words apart, and only products with blocks of files take part: weights that are floats stay so.
+what tells two words apart, and take part are products with blocks of files and with weights that are stored as f16 or
+bf16: those that are f32 stay so.
 
-"auto" is what language models do by themselves: 16 bits where blocks allow it, for any number of rows. Against f64 the
-answers then have a KL divergence below 1e-6 and keep their likeliest tokens (`benchmarks/parity.py`), and one row, few
-and many are all faster than with floats. Where a machine has no fast dot products for the codes of a type, its products
-keep floats.
+"auto" is what language models do by themselves: 16 bits where weights allow it, for any number of rows. Against f64 the
+answers then have a KL divergence below 1e-6 (`benchmarks/parity.py`), and one row, few and many are all faster than
+with floats. Where a machine has no fast dot products for the codes of a type, its products keep floats.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 from rlx.compile.claims.fusion.patterns import is_plain_matmul
 from rlx.compile.weights.pack_floats import PanelWidth
+from rlx.compile.weights.sink_casts import widen_late, widened_dtype
 from rlx.compile.weights.split import fixed_sources
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
@@ -41,6 +43,7 @@ from rlx.ops.lowered.int8_products import (
     Int8Panels,
     has_byte_codes,
 )
+from rlx.ops.lowered.int16_products import Int16MatMul, Int16Panels, Int16Rows
 from rlx.ops.lowered.quantized_panels import PanelMatMul
 from rlx.ops.pointwise.arithmetic import div, gt, mul, where
 from rlx.ops.pointwise.conversion import cast
@@ -78,17 +81,21 @@ def int8_activations(
     panel_width: PanelWidth,
     kind: str = "int8",
     has_byte_dots: Callable[[PanelFormat], bool] = lambda layout: True,
+    has_word_dots: bool = True,
 ) -> Int8Result:
     """The graph with the products of activations and stored weights in codes, and what became of each; `kind` is one
     of `ACTIVATIONS`. With "auto" only weights for which there are fast dot products take part."""
     digits, is_auto = ACTIVATIONS[kind], kind == "auto"
     kind = "int16" if is_auto else kind
+    if digits > 1:
+        # Codes are made from weights as they are stored.
+        graph = widen_late(graph)
     leaves = {n.id: (n.id,) for n in graph.nodes if isinstance(n.op, Param | Constant)}
     fixed: dict[NodeId, Collection[NodeId]] = {**leaves, **fixed_sources(graph)}
-    candidates = [n for n in graph.nodes if _is_candidate(n, fixed, is_auto)]
+    candidates = [n for n in graph.nodes if _is_candidate(graph, n, fixed, is_auto)]
     reasons = {n.id: _obstacle(graph, n, digits) for n in candidates}
     if is_auto:
-        reasons |= {n.id: _slowness(n, has_byte_dots) for n in candidates if not reasons[n.id]}
+        reasons |= {n.id: _slowness(n, has_byte_dots, has_word_dots) for n in candidates if not reasons[n.id]}
     changes = tuple(_change(graph, graph.nodes[i], kind, reason, fixed) for i, reason in reasons.items())
     chosen = {i for i, reason in reasons.items() if not reason}
     if not chosen:
@@ -106,6 +113,11 @@ def int8_activations(
         if isinstance(node.op, PanelMatMul):
             return Int8BlockMatMul(node.op.scheme, node.op.n, digits)(rows.blocks(x, node.op.scheme), weight)
         n = int(node.shape.dims[-1])
+        if digits > 1:
+            if node.inputs[1] not in panels:
+                stored = weight.graph.tensor(weight.node.inputs[0])
+                panels[node.inputs[1]] = Int16Panels(panel_width(DType.F32, n))(stored)
+            return Int16MatMul(n)(rows.words(x), panels[node.inputs[1]])
         if node.inputs[1] not in panels:
             panels[node.inputs[1]] = Int8Panels(panel_width(DType.I32, n))(weight)
         codes, scale = rows.codes(x)
@@ -122,6 +134,7 @@ class _Rows:
         self._digits = digits
         self._codes: dict[NodeId, tuple[Any, Any]] = {}
         self._blocks: dict[tuple[NodeId, Int8Blocks], Any] = {}
+        self._words: dict[NodeId, Any] = {}
 
     def codes(self, x: Any) -> tuple[Any, Any]:
         """u8 codes with 128 for 0, and a scale for each row: scale = max|x|/127."""
@@ -137,11 +150,19 @@ class _Rows:
             self._blocks[x.id, form] = form(x)
         return self._blocks[x.id, form]
 
+    def words(self, x: Any) -> Any:
+        if x.id not in self._words:
+            self._words[x.id] = Int16Rows()(x)
+        return self._words[x.id]
 
-def _is_candidate(node: Node, fixed: Container[NodeId], only_blocks: bool) -> bool:
+
+def _is_candidate(graph: Graph, node: Node, fixed: Container[NodeId], is_auto: bool) -> bool:
     """A product of something that is computed in every run by something that is not."""
-    in_blocks = PanelMatMul | ExpertMatMul
-    if not isinstance(node.op, in_blocks if only_blocks else in_blocks | MatMul | DequantMatMul):
+    if not isinstance(node.op, PanelMatMul | ExpertMatMul | MatMul | DequantMatMul):
+        return False
+    if is_auto and isinstance(node.op, MatMul) and widened_dtype(graph, graph.nodes[node.inputs[1]]) is None:
+        return False
+    if is_auto and isinstance(node.op, DequantMatMul):
         return False
     return node.inputs[1] in fixed and node.inputs[0] not in fixed
 
@@ -161,16 +182,18 @@ def _obstacle(graph: Graph, node: Node, digits: int) -> str:
         return "" if k % BLOCK == 0 else f"its inner size {k} is not a multiple of {BLOCK}"
     if isinstance(node.op, DequantMatMul):
         return f"weights of {node.op.scheme} have no panels"
-    if digits > 1:
-        return "its weight is floats; quantise it to a GGUF type"
-    weight = graph.shape(node.inputs[1])
+    if digits > 1 and widened_dtype(graph, graph.nodes[node.inputs[1]]) is None:
+        return f"its weight is {graph.shape(node.inputs[1]).dtype}; store it as f16, bf16 or a GGUF type"
+    weight, unit = graph.shape(node.inputs[1]), WORD if digits == 1 else BLOCK
     if not is_plain_matmul(graph, node) or weight.rank != 2:
         return "it is a product of several matrices"
-    return "" if k % WORD == 0 and k > 0 else f"its inner size {k} is not a multiple of {WORD}"
+    return "" if k % unit == 0 and k > 0 else f"its inner size {k} is not a multiple of {unit}"
 
 
-def _slowness(node: Node, has_byte_dots: Callable[[PanelFormat], bool]) -> str:
+def _slowness(node: Node, has_byte_dots: Callable[[PanelFormat], bool], has_word_dots: bool) -> str:
     """Why floats are faster; empty if they are not."""
+    if isinstance(node.op, MatMul):
+        return "" if has_word_dots else "this machine has no fast dot products of 16-bit numbers"
     assert isinstance(node.op, PanelMatMul | ExpertMatMul) and node.op.scheme.panel_format is not None
     if has_byte_dots(node.op.scheme.panel_format):
         return ""

@@ -13,6 +13,9 @@ from rlx.kernels.specs.map_parts import MapSpec, RowSpec
 from rlx.kernels.specs.products import ProductSpec
 from rlx.quant.panels import PanelFormat
 
+# Codes that are floats' own, and not of blocks, are words of two digits, or bytes.
+WORD_DIGITS = 2
+
 # Makers are imported when they are first used: a program needs few of them.
 
 
@@ -54,6 +57,12 @@ def _codes(name: str, machine: Machine, s: ProductSpec) -> Kernel:
     from rlx.kernels.cpu.matmul.int8 import int8_matmul_kernel
 
     return int8_matmul_kernel(name, machine, s.product)
+
+
+def _words(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.matmul.int16 import int16_matmul_kernel
+
+    return int16_matmul_kernel(name, machine, s.product)
 
 
 def _blocks_by_expert(name: str, machine: Machine, s: ProductSpec) -> Kernel:
@@ -121,6 +130,7 @@ def _number_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
 PRODUCTS = (
     Schedule("codes by expert", _codes_by_expert, lambda machine, s: bool(s.code_digits and s.experts)),
     Schedule("codes of blocks", _codes_of_blocks, lambda machine, s: bool(s.code_digits) and s.layout is not None),
+    Schedule("words", _words, lambda machine, s: s.code_digits == WORD_DIGITS),
     Schedule("codes", _codes, lambda machine, s: bool(s.code_digits)),
     Schedule("blocks by expert", _blocks_by_expert, lambda machine, s: bool(s.experts) and s.layout is not None),
     Schedule("by expert", _by_expert, lambda machine, s: bool(s.experts)),

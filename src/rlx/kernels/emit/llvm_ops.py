@@ -120,6 +120,10 @@ class PureOps(FunctionText):
                 halves = llvm_type(args[1].type)
                 pairs = self.call(_PAIRS[2 * args[1].lanes], kind, [(halves, refs[1]), (halves, "splat (i16 1)")])
                 return self.emit(f"add {kind} {refs[0]}, {pairs}")
+            case "dot2" if let.result.dtype is DType.I32:
+                halves = llvm_type(args[1].type)
+                sums = self.call(_PAIRS[2 * args[1].lanes], kind, [(halves, refs[1]), (halves, refs[2])])
+                return self.emit(f"add {kind} {refs[0]}, {sums}")
             case "dot2":
                 pairs = vector_type("bfloat", 2 * let.result.lanes)
                 given = [self.emit(f"bitcast {self.typed(a)} to {pairs}") for a in args[1:]]

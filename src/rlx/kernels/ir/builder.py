@@ -335,7 +335,7 @@ class KernelBuilder:
         return self.pure("add_pairs", (total, a), None)
 
     def dot2(self, total: Value, a: Value, b: Value) -> Value:
-        """`total` (f32) plus, in each lane, the sum of two products of neighbours of a and b (bf16)."""
+        """`total` (f32 or i32) plus, in each lane, the sum of two products of neighbours of a and b (bf16 or i16)."""
         return self.pure("dot2", (total, a, b), None)
 
     def reduce(self, op: str, vector: Value) -> Value:

@@ -364,7 +364,8 @@ def _normal_cdf(x: float) -> float:
 
 
 def _dot2(total: Lanes, a: Lanes, b: Lanes) -> Lanes:
-    even, odd = (a.astype(np.float32) * b.astype(np.float32)).reshape(-1, 2).T
+    wide = total.dtype
+    even, odd = (a.astype(wide) * b.astype(wide)).reshape(-1, 2).T
     return total + even + odd
 
 

@@ -186,9 +186,9 @@ def _infer_add_pairs(args: Sequence[ValueType], attr: Attr) -> ValueType:
 
 
 def _infer_dot2(args: Sequence[ValueType], attr: Attr) -> ValueType:
-    wanted = [DType.F32, DType.BF16, DType.BF16]
-    if [a.dtype for a in args] != wanted or any(a.lanes != 2 * args[0].lanes for a in args[1:]):
-        raise DTypeError(f"dot2 takes f32xN, bf16x2N and bf16x2N, got {_names(args)}")
+    wanted = ([DType.F32, DType.BF16, DType.BF16], [DType.I32, DType.I16, DType.I16])
+    if [a.dtype for a in args] not in wanted or any(a.lanes != 2 * args[0].lanes for a in args[1:]):
+        raise DTypeError(f"dot2 takes f32xN, bf16x2N and bf16x2N, or i32xN and two i16x2N, got {_names(args)}")
     return args[0]
 
 
@@ -211,7 +211,8 @@ def _infer_exp2(args: Sequence[ValueType], attr: Attr) -> ValueType:
 # (pmaddubsw) |
 # add_pairs(sum, a): sum[i] + a[2i] + a[2i+1] for i32 sums of i16 a (x86's pmaddwd with ones) |
 # dot2(sum, a, b): sum[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1] for f32 sums of bf16 a and b: products are exact, the two
-# additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps)
+# additions round, in any order, and a number below the smallest normal one may count as 0, as in x86 (vdpbf16ps); or
+# for i32 sums of i16 a and b, which wrap (x86's pmaddwd, vpdpwssd) |
 # exp2(x): 2**x to the last bits but one, as machines have an instruction for it |
 # quotient(a, b): a / b to the last bits but one where that is faster, for functions that are no better themselves
 _SPECIAL: dict[str, Callable[[Sequence[ValueType], Attr], ValueType]] = {

@@ -234,7 +234,7 @@ def copysign(k: KernelBuilder, magnitude: Value, sign: Value) -> Value:
     return k.bitcast(bits, magnitude.dtype)
 
 
-def _at_least(k: KernelBuilder, x: Value, low: float) -> Value:
+def at_least(k: KernelBuilder, x: Value, low: float) -> Value:
     """max(x, low), but NaN stays NaN in one instruction, where max needs three."""
     return k.select(x < low, low, x)
 
@@ -295,7 +295,7 @@ def exp_sum(k: KernelBuilder, x: Value, low: Value | None = None, times: float =
     2**(n - lift) times 2**lift, or, where the result is small, 2**(n - lift + 64) times 2**(lift - 64).
     """
     f = float_format(x)
-    parts = _exp_parts(k, _at_least(k, x, f.exp_range[0]), low, scale=-lift)
+    parts = _exp_parts(k, at_least(k, x, f.exp_range[0]), low, scale=-lift)
     if k.has_scale2(x.type):
         return k.op("scale2", parts.p + 1.0 if times == 1.0 else k.fma(parts.p, times, times), parts.n)
     is_small = x < f.exp_small
@@ -312,7 +312,7 @@ def exp_negative(k: KernelBuilder, x: Value) -> Value:
 def expm1(k: KernelBuilder, x: Value) -> Value:
     """2**n (1 + p) - 1, where n = 0 near 0, so that nothing cancels there."""
     f = float_format(x)
-    inside = at_most(k, _at_least(k, x, -f.saturation * 3.0), f.exp_range[1])
+    inside = at_most(k, at_least(k, x, -f.saturation * 3.0), f.exp_range[1])
     _, field, p = _exp_parts(k, inside, scale=-1)
     half_scale = _power_of_two(k, field, x.dtype)
     y = k.fma(half_scale, p, half_scale - 0.5) * 2.0

@@ -8,11 +8,11 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Value
 from rlx.kernels.math.vector_math import (
+    F64_FORMAT,
+    at_least,
     at_most,
-    exp,
     exp_sum,
     float_format,
-    log,
     log_limits,
     polynomial,
     split_exponent,
@@ -33,6 +33,20 @@ _LOG_TAIL = (
     0.11672936414987235,
     0.12004639957376727,
 )
+
+# For f32 in f64: 2 atanh(s) / (s ln 2) in s**2, s**2 <= 0.03, to 2**-37 of it, and 2**f, |f| <= 1/2, to 2**-29.
+_LOG2 = (2.88539008179014, 0.9617966732657086, 0.5770836004214647, 0.41167174081601576, 0.34074906822729495)
+_EXP2 = (
+    1.0000000005550556,
+    0.6931472057673699,
+    0.2402264688604356,
+    0.055503287113021174,
+    0.009618489246607492,
+    0.0013399957831442715,
+    0.00015345788846589668,
+)
+# Powers of two beyond those of f32, denormals and roundings included.
+_EXP2_RANGE = (-200.0, 200.0)
 
 _Pair = tuple[Value, Value]  # an unevaluated sum, the second part small beside the first
 
@@ -55,14 +69,35 @@ def _power(k: KernelBuilder, x: Value, y: Value) -> Value:
     """x**y for x >= 0."""
     f = float_format(x)
     if x.dtype is DType.F32 and k.has_f64():
-        wide = k.cast(y, DType.F64) * log(k, k.cast(x, DType.F64))
-        return k.cast(exp(k, wide), DType.F32)
+        return k.cast(_exp2(k, k.cast(y, DType.F64) * _wide_log2(k, x)), DType.F32)
     high, low = _log_pair(k, x)
     product, error = _exact_product(k, y, high)
     low_product = k.fma(y, low, error)
     is_ordinary = k.abs(product) < 2.0 * -f.exp_range[0]
     inside = at_most(k, product, f.exp_range[1])
     return exp_sum(k, inside, k.select(is_ordinary, low_product, 0.0), lift=1)
+
+
+def _wide_log2(k: KernelBuilder, x: Value) -> Value:
+    """log2(x) in f64 to 2**-36 of it, for an f32 x >= 0: e + s P(s*s) with x = m 2**e and s = (m-1)/(m+1)."""
+    e, m = split_exponent(k, x)
+    e = k.select(x < math.inf, e, x)
+    e = k.select(k.eq(x, 0.0), -math.inf, e)
+    # A quotient of f32 and a step of Newton's method take less time than one of f64.
+    inverse = k.cast(1.0 / (m + 1.0), DType.F64)
+    m = k.cast(m, DType.F64)
+    inverse = k.fma(inverse, k.fma(-(m + 1.0), inverse, 1.0), inverse)
+    s = (m - 1.0) * inverse
+    return k.fma(s, polynomial(k, s * s, _LOG2), k.cast(e, DType.F64))
+
+
+def _exp2(k: KernelBuilder, x: Value) -> Value:
+    """2**x to 2**-28 of it in f64; beyond the range of f32 some number that is beyond it, too."""
+    f = F64_FORMAT
+    inside = at_most(k, at_least(k, x, _EXP2_RANGE[0]), _EXP2_RANGE[1])
+    shifted = inside + f.magic
+    y = polynomial(k, inside - (shifted - f.magic), _EXP2)
+    return k.bitcast(k.bitcast(y, f.signed) + (k.bitcast(shifted, f.signed) << f.mantissa), x.dtype)
 
 
 def _log_pair(k: KernelBuilder, x: Value) -> _Pair:

@@ -8,6 +8,7 @@ from rlx.ops.lowered import expert_products as expert_products
 from rlx.ops.lowered import factor_steps as factor_steps
 from rlx.ops.lowered import fourier_lines as fourier_lines
 from rlx.ops.lowered import int8_products as int8_products
+from rlx.ops.lowered import int16_products as int16_products
 from rlx.ops.lowered import lu_steps as lu_steps
 from rlx.ops.lowered import pair_steps as pair_steps
 from rlx.ops.lowered import quantized_panels as quantized_panels

@@ -5,11 +5,11 @@ collective means is said by `reference_collective`: given the operands of all pa
 axis, it returns their results, stacked. `collective_over_leading_axis` says the same with ops, for a program in which
 one value holds all participants.
 
-Evaluated alone, a collective sees `axis_size` participants (1 unless an axis is bound) that all hold this operand,
+Evaluated alone, a collective sees `axis_size` participants that all hold this operand,
 and gives the result of participant 0.
 
-Functions (`psum(x, "batch")`, ...) read the size of the axis from the surrounding `named_axis`. Outside of any, there
-is one participant.
+Functions (`psum(x, "batch")`, ...) read the size of the axis from the surrounding `named_axis`, and are errors outside
+of it.
 
 All participants differentiate the same program: tangents are exchanged like values, and a gradient is the derivative
 of the sum of what all participants return, so cotangents travel back the way the values came (`psum` sums them,

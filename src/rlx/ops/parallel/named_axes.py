@@ -32,8 +32,12 @@ def bound_axes() -> tuple[tuple[str, Size], ...]:
 
 
 def axis_size(name: str) -> Size:
-    """How many participants share the axis; 1 outside of any named axis."""
+    """How many participants share the axis, which a surrounding vmap, shard_map or `named_axis` has bound."""
     bound = _axes.get()
-    if bound and name not in bound:
-        raise OpError(f"no axis is called {name!r} here; the bound axes are: {', '.join(map(repr, bound))}")
-    return bound.get(name, 1)
+    if name not in bound:
+        known = f"the bound axes are: {', '.join(map(repr, bound))}" if bound else "no axis is bound"
+        raise OpError(
+            f"no axis is called {name!r} here; {known}. Name one: rlx.vmap(f, axis_name={name!r}), rlx.shard_map over "
+            f"a mesh that has it, or `with rlx.ops.named_axis({name!r}, size)`"
+        )
+    return bound[name]

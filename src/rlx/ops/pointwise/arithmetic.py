@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.op import NoRule, Op, attribute_type, op, op_family
 from rlx.ir.shape import Shape, broadcast_dims
 from rlx.ir.words import Words
-from rlx.ops.define.operands import convert, keep_weak, promote_operands, require_dtype, require_same_dtype
+from rlx.ops.define.operands import convert, dtype_of, keep_weak, promote_operands, require_dtype, require_same_dtype
 from rlx.ops.define.rules import batch_pointwise, unbroadcast
 from rlx.ops.define.samples import COMPLEX, FLOATS, INTS, Sample, sample, spec
 
@@ -491,9 +491,15 @@ class Clamp(Op):
         yield sample(cls(), spec("B", 4), spec(4, low=-1, high=0), spec(4, low=0, high=1), B=2)
 
 
+# The sum and the product of bools are bools, as in NumPy.
+_OF_BOOLS = {"add": "or", "mul": "and"}
+
+
 def binary(kind: BinaryOp | str, a: Any, b: Any) -> Any:
     """Any elementwise function of two operands by name: `binary("add", a, b)`."""
     x, y = promote_operands(a, b)
+    if kind in _OF_BOOLS and dtype_of(x) is DType.BOOL:
+        kind = _OF_BOOLS[kind]
     return keep_weak(Binary(BinaryOp(kind))(x, y), a, b)
 
 

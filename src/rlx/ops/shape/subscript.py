@@ -7,6 +7,8 @@ in a key are checked at once; ids that are tensors follow `IndexMode`.
 
 from __future__ import annotations
 
+import importlib
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,11 +20,12 @@ from rlx.ir.dims import Dim, ceildiv, dim_max, dim_min, require_equal
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Dims, Size, broadcast_dims
 from rlx.ir.tensor import Tensor
-from rlx.ops.define.operands import convert, dims_of, dtype_of, recording, same_graph
-from rlx.ops.pointwise.arithmetic import add, maximum, minimum, mul, where
+from rlx.ops.define.operands import common_dtype, convert, dims_of, dtype_of, recording, same_graph
+from rlx.ops.pointwise.arithmetic import add, lt, maximum, minimum, mul, where
 from rlx.ops.pointwise.unary import neg
+from rlx.ops.reduction.reductions import reduce_max
 from rlx.ops.shape.axis_indexing import gather
-from rlx.ops.shape.creation import ones, ones_like
+from rlx.ops.shape.creation import full, ones, ones_like, zeros_like
 from rlx.ops.shape.dynamic_slices import dynamic_update_slice
 from rlx.ops.shape.indexing import GatherNd, IndexMode, ScatterKind, ScatterNd
 from rlx.ops.shape.movement import broadcast_to, expand_dims, moveaxis, pad, reshaped, reverse, slice_, stack
@@ -382,7 +385,9 @@ class _Place:
 
     def subtract(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
         """The tensor with `value` subtracted there, repeated ids repeatedly."""
-        return self._changed(ScatterKind.Add, neg(convert(value, dtype_of(self.x))), mode, promises)
+        if not dtype_of(value).is_inexact:
+            value = convert(value, dtype_of(self.x))
+        return self._changed(ScatterKind.Add, neg(value), mode, promises)
 
     def multiply(self, value: Any, *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
         """The tensor with what is there multiplied by `value`, repeated ids multiplying repeatedly."""
@@ -407,10 +412,56 @@ class _Place:
         return self._changed(ScatterKind.Min, value, mode, promises)
 
     def apply(self, function: Callable[[Any], Any], *, mode: IndexMode | str | None = None, **promises: bool) -> Any:
-        """The tensor with `function` of what is there: once for an element, however often it is named."""
-        # What is not written is read as it would be written: clipped ids, else some valid ones.
-        read = IndexMode.Checked if _write_mode(mode) is IndexMode.Checked else IndexMode.Clip
-        return self.set(function(self.get(mode=read)), mode=mode, **promises)
+        """The tensor with `function` of what is there, for repeated ids repeatedly."""
+        with same_graph(self.x, *self._keys()):
+            mask = self._computed_mask()
+            if mask is not None:
+                rest = len(dims_of(self.x)) - mask.ndim
+                return where(expand_dims(mask, range(-rest, 0)), function(self.x), self.x)
+            # What is not written is read as it would be written: clipped ids, else some valid ones.
+            read = IndexMode.Checked if _write_mode(mode) is IndexMode.Checked else IndexMode.Clip
+            part, unique = self.get(mode=read), promises.get("unique_indices", False)
+            most = 1 if unique else self._most_repetitions(_write_mode(mode))
+            applied = function(part) if most == 1 else self._applied_repeatedly(function, part, mode, most)
+            return self.set(applied, mode=mode, **promises)
+
+    def _applied_repeatedly(self, function: Callable[[Any], Any], part: Any, mode: Any, most: int | None) -> Any:
+        """`function` of the part, of each element as often as its id is there: `most` times at most."""
+        counts = _Place(zeros_like(self.x, DType.I32), self.key)
+        counts = _Place(counts.add(1, mode=mode), self.key).get(mode=IndexMode.Clip)
+
+        def again(state: tuple[Any, Any]) -> tuple[Any, Any]:
+            done, values = state
+            return done + 1, where(lt(done, counts), convert(function(values), dtype_of(values)), values)
+
+        first = (full((), 0, DType.I32), part)
+        # Loops over functions are traced, which is a later layer; whoever applies a function has it.
+        loop = importlib.import_module("rlx.trace.control").while_loop
+        return loop(lambda state: lt(state[0], reduce_max(counts)), again, first, most)[1]
+
+    def _most_repetitions(self, mode: IndexMode) -> int | None:
+        """How often one id occurs: the number, where the ids are known, else their number; None if that is open."""
+        with recording(self.x):
+            plan = _planned(dims_of(self.x), self.key, None, mode)
+        number = math.prod(plan.id_dims)
+        if not isinstance(number, int) or number <= 1:
+            return max(number, 1) if isinstance(number, int) else None
+        sizes = [plan.view_dims[a] for a in plan.id_axes]
+        if any(isinstance(i, Tensor) for i in plan.ids) or not all(isinstance(d, int) for d in sizes):
+            return number
+        ids = [np.where(i < 0, i + d, i) for i, d in zip(plan.ids, sizes)]
+        if mode is IndexMode.Clip:
+            ids = [np.clip(i, 0, d - 1) for i, d in zip(ids, sizes)]
+        rows = np.stack(np.broadcast_arrays(*ids), -1).reshape(number, -1)
+        return int(np.unique(rows, axis=0, return_counts=True)[1].max())
+
+    def _keys(self) -> tuple[Any, ...]:
+        return self.key if isinstance(self.key, tuple) else (self.key,)
+
+    def _computed_mask(self) -> Tensor | None:
+        """The key, if it is nothing but a mask that the program computes."""
+        (key, *others) = self._keys() or (None,)
+        return key if not others and isinstance(key, Tensor) and key.dtype is DType.BOOL else None
 
     def _ones(self) -> _Place:
         return _Place(ones_like(self.x), self.key)
@@ -419,11 +470,16 @@ class _Place:
         unknown = promises.keys() - {"indices_are_sorted", "unique_indices"}
         if unknown:
             raise OpError(f"x.at[...].{kind}: it takes mode, indices_are_sorted and unique_indices, not {min(unknown)}")
-        key = self.key if isinstance(self.key, tuple) else (self.key,)
-        with same_graph(self.x, *key, value):
+        with same_graph(self.x, *self._keys(), value):
+            common = common_dtype(self.x, value)
+            if kind is not ScatterKind.Set and dtype_of(self.x).is_int and common.is_inexact:
+                # Integers are changed by the numbers as they are, and only the results lose their fractions.
+                wide = _Place(convert(self.x, common), self.key)._changed(kind, value, mode, promises)
+                return convert(wide, dtype_of(self.x))
             value = convert(value, dtype_of(self.x))
-            if len(key) == 1 and isinstance(key[0], Tensor) and key[0].dtype is DType.BOOL:
-                return self._changed_where(kind, value, key[0])
+            mask = self._computed_mask()
+            if mask is not None:
+                return self._changed_where(kind, value, mask)
             return self._scattered(kind, value, _write_mode(mode))
 
     def _scattered(self, kind: ScatterKind, value: Any, mode: IndexMode) -> Any:

@@ -13,7 +13,7 @@ from rlx.backends.cuda.hopper.group_emit import group_text
 from rlx.backends.cuda.hopper.launching import BYTES, ELEMENTS, NOTHING, Load, Ready
 from rlx.backends.cuda.hopper.product import product_text
 from rlx.backends.cuda.hopper.product_form import ProductForm
-from rlx.backends.cuda.hopper.product_shape import DEPTH, ROWS, THREADS, ProductShape, check_shape
+from rlx.backends.cuda.hopper.product_shape import CONSUMERS, DEPTH, FEW_ROWS, ROWS, THREADS, ProductShape, check_shape
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
@@ -86,6 +86,9 @@ class HopperForm(ProductForm):
 
     name, entry = "wgmma tiles", "product"
     waits = True
+    # Whether tiles have 64 rows where there are no more, and one group of warps that multiplies: benchmarks try it
+    # (`cuda_peers.py --groups batch_products`).
+    has_few_row_tiles = False
 
     def __init__(
         self,
@@ -102,9 +105,9 @@ class HopperForm(ProductForm):
         self._along_k = all(b.row_stride == 1 for b in product.bs)
         self._is_turned = product.a.col_stride != 1
 
-    def ptx(self, columns: int, sharing: int = 1) -> str:
-        """The code for tiles of so many columns of each product, which so many blocks share."""
-        shape = self._shape(columns, sharing)
+    def ptx(self, columns: int, sharing: int = 1, rows: int = ROWS) -> str:
+        """The code for tiles of so many columns of each product, which so many blocks share, and so many rows."""
+        shape = self._shape(columns, sharing, rows)
         check_shape(shape)
         if self.has_loop_kernel(sharing):
             text = group_text(self.group_kernel(shape), self.machine)
@@ -120,13 +123,14 @@ class HopperForm(ProductForm):
     def group_kernel(self, shape: ProductShape) -> Kernel:
         """The kernel of a shape in loop IR."""
         tiles = GroupTiles(shape.columns, shape.depth, shape.stages, band=shape.band, parts=shape.split)
+        tiles = tiles._replace(groups=shape.rows // tiles.rows)
         return product_kernel(self.product, tiles)
 
-    def _shape(self, columns: int, sharing: int = 1) -> ProductShape:
+    def _shape(self, columns: int, sharing: int = 1, rows: int = ROWS) -> ProductShape:
         parts, band = len(self.product.bs), self.tiles.band
         elements = self._element, self._b_element
         shape = ProductShape(columns, parts, self._along_k, elements[0], self._is_turned, sharing, elements[1], band)
-        return shape._replace(split=self.split)
+        return shape._replace(split=self.split, rows=rows)
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:
         product = self.product
@@ -136,23 +140,29 @@ class HopperForm(ProductForm):
         # Of all parts of a line, where numbers are sums of several.
         of_a, of_b, depth = (2 * k, self.split * k, (self.split + 1) * k) if self.split else (k, k, k)
         columns, sharing = self.tiling_for(m, n, depth, gpu.info.multiprocessors)
-        specs = [self._map(product.a, words, *(((of_a, m), 64) if self._is_turned else ((m, of_a), ROWS)))]
+        rows = self._tile_rows(m, columns, sharing)
+        specs = [self._map(product.a, words, *(((of_a, m), 64) if self._is_turned else ((m, of_a), rows)))]
         for b in product.bs:
             size, box = ((n, of_b), columns) if self._along_k else ((of_b, n), 64)
             specs.append(self._map(b, words, size, box))
         if not all(spec.is_possible for spec in specs) or not self.is_aligned(words):
             return NOTHING
-        shape = self._shape(columns, sharing)
+        shape = self._shape(columns, sharing, rows)
         what = f"{shape}\0{product}\0{self._finish.text}"
-        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(columns, sharing), gpu)
+        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(columns, sharing, rows), gpu)
         block = ArgumentBlock(len(specs), 3 + len(self._passed))
         for number, spec in enumerate(specs):
             encode(gpu, spec, block.map_at(number))
-        tiles = [-(-m // ROWS), -(-n // columns), -(-depth // shape.depth)]
+        tiles = [-(-m // rows), -(-n // columns), -(-depth // shape.depth)]
         block.set_words([*tiles, *self.passed(words)])
         blocks = tiles[0] * tiles[1]
         blocks = min(gpu.info.multiprocessors, blocks) if sharing == 1 else blocks * sharing
-        return Ready(function, Launch(blocks, THREADS, shape.shared_bytes, sharing), block)
+        threads = THREADS if rows == ROWS else THREADS - CONSUMERS // 2
+        return Ready(function, Launch(blocks, threads, shape.shared_bytes, sharing), block)
+
+    def _tile_rows(self, m: int, columns: int, sharing: int) -> int:
+        can_be_few = self.has_few_row_tiles and self.has_loop_kernel(sharing) and len(self.product.bs) == 1
+        return FEW_ROWS if can_be_few and m <= FEW_ROWS and columns % 128 == 0 else ROWS
 
     def tiling_for(self, m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int]:
         """Columns of a tile and how many blocks share one: what was chosen, or an estimate."""

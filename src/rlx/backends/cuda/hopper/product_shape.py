@@ -26,7 +26,8 @@ BAND = 8
 class ProductShape(NamedTuple):
     """`columns` of C in a tile, for each of `parts` products of the same A; whether B lies side by side along K, and
     whether A does not, but along its rows; `sharing` blocks have one tile together. In a tile of fewer `rows` both
-    groups of warps have all of them, and half of the columns each. With `split` the operands are sums, A of two and B
+    groups of warps have all of them, and half of the columns each; where the code is printed from loop IR, there is one
+    such group then. With `split` the operands are sums, A of two and B
     of so many numbers (`rlx.kernels.gpu.matmul_groups.SplitSteps`)."""
 
     columns: int

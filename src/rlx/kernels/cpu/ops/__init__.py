@@ -54,6 +54,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "factorize": ("Lu", "CholeskyFactor"),
     "expert_route": ("ExpertRoute",),
     "fft": ("FftLines", "FftHalves", "FftRealLines"),
+    "int16_words": ("Int16Panels", "Int16Rows"),
     "int8_blocks": ("Int8Blocks",),
     "jacobi": ("OrthogonalRows",),
     "int8_panels": ("Int8Panels",),

@@ -35,8 +35,13 @@ def make_complex(site: OpSite) -> None:
     (re, im), (z,) = site.inputs, site.outputs
 
     def step(i: Value, lanes: int, mask: Value | None) -> None:
-        for number, source in enumerate((re, im)):
-            value = site.k.load(source.buffer, i, lanes=lanes, mask=mask)
+        values = [site.k.load(source.buffer, i, lanes=lanes, mask=mask) for source in (re, im)]
+        if mask is None and lanes > 1:
+            # Put together in registers: stores of every other element are single ones on most machines.
+            pairs = [number * lanes + lane for lane in range(lanes) for number in (0, 1)]
+            site.k.store(z.buffer, i * 2, site.k.shuffle(values[0], pairs, values[1]))
+            return
+        for number, value in enumerate(values):
             site.k.store(z.buffer, i * 2 + number, value, stride=2, mask=mask)
 
     _each(site, step)
@@ -47,6 +52,11 @@ def conjugate(site: OpSite) -> None:
     (z,), (y,) = site.inputs, site.outputs
 
     def step(i: Value, lanes: int, mask: Value | None) -> None:
+        k = site.k
+        if mask is None and lanes > 1:
+            value = k.load(z.buffer, i * 2, lanes=2 * lanes)
+            k.store(y.buffer, i * 2, k.shuffle(value, [n + 2 * lanes * (n % 2) for n in range(2 * lanes)], -value))
+            return
         for number in (0, 1):
             value = site.k.load(z.buffer, i * 2 + number, lanes=lanes, stride=2, mask=mask)
             site.k.store(y.buffer, i * 2 + number, -value if number else value, stride=2, mask=mask)

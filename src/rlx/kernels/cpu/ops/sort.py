@@ -12,6 +12,7 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
 from rlx.kernels.cpu.ops.sort_keys import key_dtype, largest, sort_key
+from rlx.kernels.cpu.ops.sort_network import RowNetwork, deal_out_rows
 from rlx.kernels.cpu.ops.strips import along, are_native, strips, whole_rows
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import total, unflatten
@@ -33,14 +34,7 @@ def _is_native(op: Op, operands: Sequence[Shape]) -> bool:
 
 @op_kernel(SortOrder, kind="sort", supports=_is_native, strided=range(16))
 def sort_order(site: OpSite) -> None:
-    sort = _Sort(site)
-    k = site.k
-    with whole_rows(k, total(k, sort.lead), sort.length * 8) as row:
-        place = unflatten(row, sort.lead)
-        with k.when(sort.length <= sort.short):
-            sort.compare_all(row, place)
-        with k.otherwise():
-            sort.by_digits(row, place)
+    _Sort(site).build()
 
 
 class _Sort:
@@ -56,6 +50,49 @@ class _Sort:
         lanes = min(site.machine.lanes(key_dtype(x.shape.dtype)) for x in site.inputs)
         self.lanes = min(lanes, site.machine.lanes(DType.I32))
         self.short = SHORT_IN_LANES if self.lanes >= ENOUGH_LANES else SHORT
+
+    def build(self) -> None:
+        k, rows = self.k, total(self.k, self.lead)
+        first = self.site.inputs[0].shape
+        if len(self.site.inputs) > 1 or key_dtype(first.dtype).size_bytes > 4:
+            with whole_rows(k, rows, self.length * 8) as row:
+                self.one_row(row)
+            return
+        size = first.dims[-1]
+        deal_out_rows(k, self.site.machine, DType.U64, rows, size, self.length, self.side_by_side, self.one_row)
+
+    def one_row(self, row: Value) -> None:
+        place = unflatten(row, self.lead)
+        with self.k.when(self.length <= self.short):
+            self.compare_all(row, place)
+        with self.k.otherwise():
+            self.by_digits(row, place)
+
+    def side_by_side(self, network: RowNetwork, first: Value, count: Value) -> None:
+        """Rows from the first one on, as words of a key and its position; lanes behind them sort the last one again."""
+        k, lanes = self.k, network.lanes
+        (x,) = self.site.inputs
+
+        def load(r: int, i: Value, mask: Value) -> Value:
+            place = unflatten(first + k.min(count - 1, r), self.lead)
+            key = self.unsigned_key(self.key(x, place, i, lanes, mask))
+            position = k.splat(k.cast(i, DType.U64), lanes) + k.iota(DType.U64, lanes)
+            return (k.cast(key, DType.U64) << 32) | position
+
+        def store(r: int, i: Value, words: Value, mask: Value) -> None:
+            exists = k.lane_mask(k.select(count > r, self.length - i, 0), lanes)
+            k.store(self.order, (first + r) * self.length + i, k.cast(words, DType.I32), mask=exists)
+
+        network.sort(self.length, load, store)
+        with k.loop("row", first, first + count) as row:
+            self.ranks(row * self.length)
+
+    def ranks(self, base: Value) -> None:
+        """The rank of each element of a row, of which the order is known."""
+        k = self.k
+        with k.loop("i", 0, self.length) as i:
+            position = k.cast(k.load(self.order, base + i), DType.I64)
+            k.store(self.rank, base + position, k.cast(i, DType.I32))
 
     def key(self, x: Slab, place: Sequence[Value], i: Value, lanes: int = 1, mask: Value | None = None) -> Value:
         step = x.strides[-1]
@@ -93,9 +130,7 @@ class _Sort:
             with k.loop("shift", 0, bits, 16) as shift:
                 self.one_pass(x, place, base, shift, self.order, self.rank)
                 self.one_pass(x, place, base, shift + 8, self.rank, self.order)
-        with k.loop("i", 0, self.length) as i:
-            position = k.cast(k.load(self.order, base + i), DType.I64)
-            k.store(self.rank, base + position, k.cast(i, DType.I32))
+        self.ranks(base)
 
     def one_pass(
         self, x: Slab, place: Sequence[Value], base: Value, shift: Value, source: Buffer, goal: Buffer
@@ -118,15 +153,17 @@ class _Sort:
             k.store(self.counts, digit, to + 1)
             k.store(goal, base + k.cast(to, DType.I64), position)
 
+    def unsigned_key(self, key: Value) -> Value:
+        """The same order among numbers without sign."""
+        bits = 8 * key.dtype.size_bytes
+        unsigned = self.k.bitcast(key, DType.of(f"u{bits}"))
+        return unsigned ^ (1 << (bits - 1)) if key.dtype.is_signed else unsigned
+
     def digit(self, x: Slab, place: Sequence[Value], i: Value, shift: Value) -> Value:
         """Eight bits of the key as a number without sign."""
         k = self.k
-        key = self.key(x, place, i)
-        bits = 8 * key.dtype.size_bytes
-        unsigned = k.bitcast(key, DType.of(f"u{bits}"))
-        if key.dtype.is_signed:
-            unsigned = unsigned ^ (1 << (bits - 1))
-        if bits < 16:
+        unsigned = self.unsigned_key(self.key(x, place, i))
+        if unsigned.dtype.size_bytes < 2:
             unsigned = k.cast(unsigned, DType.U16)
         shifted = k.op("shr", unsigned, k.cast(shift, unsigned.dtype))
         return k.cast(shifted & (DIGIT - 1), DType.I64)

@@ -1,8 +1,9 @@
 """`sorted_values`: rows of numbers in order, where nobody asks where they came from.
 
-Numbers become words without sign that compare as they do. Short rows are ranked by comparing all pairs; long ones are
-dealt out digit by digit, the last one first, to and fro between the result and a second row. What all words have in
-common is left alone: small integers take a part of the passes.
+Numbers become words without sign that compare as they do. Several rows are sorted side by side (`sort_network`) unless
+they are very long. Of single rows short ones are ranked by comparing all pairs; long ones are dealt out digit by digit,
+the last one first, to and fro between the result and a second row. What all words have in common is left alone: small
+integers take a part of the passes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.kernels.cpu.ops import OpSite, op_kernel
 from rlx.kernels.cpu.ops.sort_keys import is_nan
-from rlx.kernels.cpu.ops.strips import along, whole_rows
+from rlx.kernels.cpu.ops.sort_network import RowNetwork, deal_out_rows
+from rlx.kernels.cpu.ops.strips import along
 from rlx.kernels.ir.extents import total
 from rlx.kernels.ir.loop_ir import Buffer, Value, ValueType
 from rlx.ops.lowered.sort_order import VALUE_TYPES, SortedValues
@@ -43,23 +45,53 @@ class _Values:
         self.dtype = self.x.shape.dtype
         self.bits = 8 * self.dtype.size_bytes
         self.word = DType.of(f"u{self.bits}")
+        # Words of 16 bits are sorted side by side as such of 32.
+        self.wide = DType.of(f"u{max(32, self.bits)}")
         self.counts = self.k.local("counts", DType.I32, self.bits // 8 * DIGIT)
         self.lanes = min(site.machine.lanes(self.word), site.machine.lanes(DType.I32))
 
     def build(self) -> None:
-        k = self.k
         *lead, length = self.x.dims
-        with whole_rows(k, total(k, lead), length * 8) as row:
-            base = row * length
-            with k.when(length <= (SHORT_IN_LANES if self.lanes >= ENOUGH_LANES else SHORT)):
-                self.rank(base, length)
-            with k.otherwise():
-                self.by_digits(base, length)
-            # What was moved through it is no result.
-            along(k, self.site.machine, [self.dtype], k.as_index(0), length, lambda *at: self.clear(base, *at))
+        deal_out_rows(
+            self.k,
+            self.site.machine,
+            self.wide,
+            total(self.k, lead),
+            self.x.shape.dims[-1],
+            length,
+            lambda network, first, count: self.side_by_side(network, first, count, length),
+            lambda row: self.row(row * length, length),
+        )
 
-    def clear(self, base: Value, i: Value, lanes: int, mask: Value | None) -> None:
-        self.k.store(self.other, base + i, self.k.const(0, ValueType(self.dtype, lanes)), mask=mask)
+    def side_by_side(self, network: RowNetwork, first: Value, count: Value, length: Value) -> None:
+        """Rows from the first one on; lanes behind them sort the last one once more."""
+        k, lanes = self.k, network.lanes
+
+        def load(r: int, i: Value, mask: Value) -> Value:
+            base = (first + k.min(count - 1, r)) * length
+            word = self.word_of(k.load(self.x.buffer, base + i, lanes=lanes, mask=mask))
+            return k.cast(word, self.wide)
+
+        def store(r: int, i: Value, words: Value, mask: Value) -> None:
+            place = (first + r) * length + i
+            exists = k.lane_mask(k.select(count > r, length - i, 0), lanes)
+            k.store(self.y, place, self.number_of(k.cast(words, self.word)), mask=exists)
+
+        network.sort(length, load, store)
+        start = first * length
+        along(k, self.site.machine, [self.dtype], start, start + count * length, lambda *at: self.clear(*at))
+
+    def row(self, base: Value, length: Value) -> None:
+        k = self.k
+        with k.when(length <= (SHORT_IN_LANES if self.lanes >= ENOUGH_LANES else SHORT)):
+            self.rank(base, length)
+        with k.otherwise():
+            self.by_digits(base, length)
+        # What was moved through it is no result.
+        along(k, self.site.machine, [self.dtype], base, base + length, lambda *at: self.clear(*at))
+
+    def clear(self, i: Value, lanes: int, mask: Value | None) -> None:
+        self.k.store(self.other, i, self.k.const(0, ValueType(self.dtype, lanes)), mask=mask)
 
     # Numbers and words.
 
