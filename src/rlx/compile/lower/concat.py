@@ -62,7 +62,9 @@ def done_to_parts(
 
 def _is_joined(x: Tensor, node: Node) -> bool:
     joined = x.node
-    return isinstance(joined.op, Concat) and len(joined.inputs) <= MAX_PARTS and joined.shape.dims == node.shape.dims
+    if not isinstance(joined.op, Concat) or len(joined.inputs) > MAX_PARTS:
+        return False
+    return [shape.dims for shape in node.shapes] == [joined.shape.dims]
 
 
 def _is_at_hand(x: Tensor) -> bool:
