@@ -134,9 +134,25 @@ class OnnxModel:
         results = self.run(dict(zip(self._builder.inputs, arrays)))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> list[Any]:
-        """The outputs, in their order, for inputs by name."""
-        given: dict[str, Any] = {**(inputs or {}), **more}
+    def run(self, inputs: Any = None, *behind_names: Any, **more: Any) -> list[Any]:
+        """The outputs, in their order, for inputs by name.
+
+        `run(names, inputs)`, as sessions of ONNX Runtime are called, gives the outputs of these names, or all for None.
+        """
+        if not behind_names:
+            return self._run({**(inputs or {}), **more})
+        names, inputs = inputs, behind_names[0]
+        if len(behind_names) > 1 or not isinstance(inputs, Mapping):
+            raise BindingError(f"{self._file.path}: run(inputs) takes a mapping from names to arrays")
+        names = self.outputs if names is None else list(names)
+        if unknown := [name for name in names if name not in self.outputs]:
+            raise BindingError(
+                f"{self._file.path}: there is no output {unknown[0]!r}; it has {', '.join(self.outputs)}"
+            )
+        results = dict(zip(self.outputs, self._run({**inputs, **more})))
+        return [results[name] for name in names]
+
+    def _run(self, given: dict[str, Any]) -> list[Any]:
         wanted = self._builder.inputs
         if given.keys() != wanted.keys():
             missing, extra = [n for n in wanted if n not in given], [n for n in given if n not in wanted]
