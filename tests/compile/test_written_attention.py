@@ -174,9 +174,8 @@ def test_heads_that_share_keys_and_values_have_them_once():
     assert node.op.kv_heads == 2
 
 
-@pytest.mark.parametrize("lead", [(), ("B",)])
-def test_one_head_without_an_axis_of_heads(lead):
-    dims = {"q": (*lead, "S", 8), "k": (*lead, "T", 8), "v": (*lead, "T", 6), "bias": ("S", "T")}
+def test_one_head_without_an_axis_of_heads():
+    dims = {"q": ("B", "S", 8), "k": ("B", "T", 8), "v": ("B", "T", 6), "bias": ("S", "T")}
     given = arrays(dims)
 
     def build(q, k, v, bias):
@@ -223,6 +222,15 @@ def test_wide_heads_stay_products_of_matrices():
     assert "attention" not in mnemonics(
         joined(program(lambda q, k, v: ops.matmul(rlx.softmax(plain(q, k), -1), v), dims))
     )
+
+
+def test_two_layers_with_a_softmax_between_stay_layers():
+    def build(x, first, second):
+        return ops.matmul(rlx.softmax(ops.matmul(x, first), -1), second)
+
+    for batch in ((), ("B",)):
+        graph = program(build, {"x": (*batch, "S", 8), "first": (8, 16), "second": (16, 5)})
+        assert "attention" not in mnemonics(joined(graph))
 
 
 def test_attention_in_the_body_of_a_loop_is_joined():

@@ -75,7 +75,8 @@ def join_attention(graph: Graph, generator: Generator) -> Graph:
 
 
 def _joined(m: Match, generator: Generator) -> Tensor | None:
-    if m.op != MatMul() or not m.node.shape.dtype.is_float or m.node.shape.rank not in (2, 3, 4):
+    # Plain matrices are as a rule the weights of two layers, which products read in panels.
+    if m.op != MatMul() or not m.node.shape.dtype.is_float or m.node.shape.rank not in (3, 4):
         return None
     found = _shares(m)
     if found is None:
@@ -282,7 +283,7 @@ def _bias(m: Match, scores: _Scores, is_guarded: bool) -> Any:
         if not is_guarded:
             sees_none = eq(reduce_max(total, (-1,), keepdims=True), -math.inf)
             finite = where(sees_none, np.asarray(math.nan, wide.numpy), finite)
-    return expand_dims(finite, {2: (0, 1), 3: (1,)}[rank]) if rank < 4 else finite
+    return expand_dims(finite, 1) if rank == 3 else finite
 
 
 def _with_step(m: Match, step: _Step, total: Any, wide: DType) -> Any:
