@@ -56,6 +56,12 @@ SETTINGS = {
     "strided": ((5, 4), (2, 3), (2, 1), (1, 2), 1, (1, 3, 20, 41), 7),
     "grouped": ((3, 3), (1, 1), (1, 1), (1, 1), 3, (2, 9, 7, 7), 15),
     "depthwise": ((3, 3), (2, 2), (1, 1), (1, 1), 10, (1, 10, 9, 11), 10),
+    # Rows of the result in whole blocks, with some left over, in blocks of their own sums, and in several strips.
+    "depthwise_whole": ((7, 7), (1, 1), (3, 3), (1, 1), 3, (1, 3, 24, 24), 3),
+    "depthwise_left": ((5, 5), (1, 1), (2, 2), (1, 1), 4, (2, 4, 13, 19), 4),
+    "depthwise_tiny": ((5, 5), (1, 1), (2, 2), (1, 1), 6, (1, 6, 4, 4), 12),
+    "depthwise_line": ((9,), (1,), (4,), (2,), 3, (2, 3, 50), 3),
+    "depthwise_strips": ((3, 3), (1, 2), (1, 1), (1, 1), 2, (1, 2, 61, 1030), 2),
     "pointwise": ((1, 1), (1, 1), (0, 0), (1, 1), 1, (2, 6, 5, 33), 12),
     "one_pixel": ((3, 3), (1, 1), (1, 1), (1, 1), 1, (1, 2, 1, 1), 3),
     "padding_beyond": ((2, 2), (1, 1), (4, 5), (1, 1), 1, (1, 1, 2, 3), 1),
@@ -105,6 +111,15 @@ def test_one_compile_serves_every_image_size():
     w = normal(4, 3, 3, 3, seed=1)
     for dims in ((1, 3, 5, 5), (2, 3, 1, 40), (3, 3, 8, 2), (1, 3, 33, 17)):
         x = normal(*dims)
+        np.testing.assert_allclose(run(native, x, w), run(defined, x, w), rtol=1e-5, atol=1e-5)
+
+
+def test_one_compile_of_single_channels_serves_every_height():
+    op = Conv((3, 3), (2, 1), (1, 1), (1, 1), 4)
+    native, defined = (compiled(op, ("N", 4, "H", 18), (4, 1, 3, 3), device=d) for d in ("cpu", "reference"))
+    w = normal(4, 1, 3, 3, seed=1)
+    for height in (1, 2, 7, 8, 30):
+        x = normal(2, 4, height, 18)
         np.testing.assert_allclose(run(native, x, w), run(defined, x, w), rtol=1e-5, atol=1e-5)
 
 

@@ -112,6 +112,22 @@ def test_a_size_is_added_to_a_product():
     np.testing.assert_allclose(loaded(x), x @ w + 5, rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_runs_as_a_session_of_onnx_runtime_does():
+    nodes = [node("Neg", "x", "minus"), node("Abs", "x", "size")]
+    loaded = rlx.onnx.load(model(nodes, [value("x", "f4", 3)], ["minus", "size"]))
+    x = np.array([1, -2, 3], "f4")
+    for found, expected in (
+        (loaded.run(None, {"x": x}), [-x, abs(x)]),
+        (loaded.run(["size"], {"x": x}), [abs(x)]),
+        (loaded.run(["size", "minus"], {"x": x}), [abs(x), -x]),
+    ):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(BindingError, match="there is no output 'z'; it has minus, size"):
+        loaded.run(["z"], {"x": x})
+    with pytest.raises(BindingError, match="a mapping from names to arrays"):
+        loaded.run(None, x)
+
+
 def test_sizes_can_be_fixed():
     content, _ = heads()
     assert str(rlx.onnx.load(content, sizes={"batch": 2}).inputs["x"]) == "f32[2,seq_len,8]"

@@ -22,6 +22,7 @@ from rlx.compile.lower.attention import split_attention
 from rlx.compile.lower.attention_logs import share_logs
 from rlx.compile.lower.code_products import code_products
 from rlx.compile.lower.lower import kernel_forms, name_results
+from rlx.compile.lower.written_attention import join_attention
 from rlx.compile.memory.in_place import store_in_place, with_copies
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.memory.plan import plan_buffers
@@ -308,6 +309,15 @@ STEPS: tuple[Step, ...] = (
         Stage.Optimize,
         on_graph(lambda graph, _: decompose_all(graph, keep=lambda node: not isinstance(node.op, KeepPrecision))),
         "Types are settled, so what had to keep them may mix with the rest.",
+    ),
+    Step(
+        "join_attention",
+        Stage.Optimize,
+        _for_generator(join_attention),
+        "Written out, attention stores its scores. After precision policies, which know its parts; before weights are "
+        "prepared, so that biases of weights are.",
+        _has_generator,
+        optional=True,
     ),
     Step(
         "simplify_converted",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from rlx.errors import ShapeError, TraceError
@@ -389,11 +389,22 @@ def _atom(kind: str, *args: int | Dim) -> Dim:
     return Dim((((DimAtom(kind, args),), 1),))
 
 
+def _times_a_sum(a: int | Dim, divisor: Sequence[tuple[_Monomial, int]]) -> int | None:
+    """The number that every term of a sum was multiplied by to give `a`; None where there is none."""
+    given, wanted = dict(_terms(a)), dict(divisor)
+    if given.keys() != wanted.keys():
+        return None
+    monomial, coefficient = divisor[0]
+    times, left = divmod(given[monomial], coefficient)
+    return times if not left and all(given[m] == times * c for m, c in divisor) else None
+
+
 def _split_quotient(a: int | Dim, b: int | Dim) -> tuple[int | Dim, int | Dim]:
-    """(q, r) with a = q*b + r, q taking every term of a that b divides. `b` must be an int or a single term."""
+    """(q, r) with a = q*b + r, q taking every term of a that b divides; a sum divides whole multiples of itself."""
     divisor = _terms(b)
     if len(divisor) != 1:
-        return (1, 0) if a == b else (0, a)
+        times = _times_a_sum(a, divisor)
+        return (0, a) if times is None else (times, 0)
     by, by_coefficient = divisor[0]
     quotient: dict[_Monomial, int] = {}
     rest: dict[_Monomial, int] = {}

@@ -144,8 +144,25 @@ class OnnxModel:
         results = self.run(dict(zip(self._builder.inputs, arrays)))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> list[Any]:
-        """The outputs, in their order, for inputs by name."""
+    def run(self, inputs: Any = None, *behind_names: Any, **more: Any) -> list[Any]:
+        """The outputs, in their order, for inputs by name.
+
+        `run(names, inputs)`, as sessions of ONNX Runtime are called, gives the outputs of these names, or all for None.
+        """
+        if not behind_names:
+            return self._run(inputs, more)
+        if len(behind_names) > 1:
+            raise BindingError(f"{self._file.path}: run(inputs) takes a mapping from names to arrays")
+        names, inputs = inputs, behind_names[0]
+        names = self.outputs if names is None else list(names)
+        if unknown := [name for name in names if name not in self.outputs]:
+            raise BindingError(
+                f"{self._file.path}: there is no output {unknown[0]!r}; it has {', '.join(self.outputs)}"
+            )
+        results = dict(zip(self.outputs, self._run(inputs, more)))
+        return [results[name] for name in names]
+
+    def _run(self, inputs: Any, more: Mapping[str, Any]) -> list[Any]:
         wanted = self._builder.inputs
         if inputs is not None and not isinstance(inputs, Mapping):
             name = next(iter(wanted), "x")

@@ -7,11 +7,14 @@ and what one row of the result loads serves the next ones too.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.ir.op import Op
+from rlx.ir.shape import Size
 from rlx.kernels.cpu.matmul.tiles import multiply_add
 from rlx.kernels.cpu.ops import OpSite, Slab
 from rlx.kernels.cpu.ops.windows import lane_count
@@ -22,8 +25,10 @@ from rlx.kernels.specs.expr import compute_dtype
 from rlx.ops.nn.convolution import ConvBase
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardWeight
 
-# Rows of the result that share what they load, and bytes of a strip of rows in scratch.
-ROWS, STRIP_BYTES = 4, 48 << 10
+# Rows of the result that share what they load, at most: their sums fit into registers. Bytes of a strip in scratch.
+MOST_ROWS, STRIP_BYTES = 8, 48 << 10
+# Rows of an image of unknown height, and what a block of rows costs beside its rows: a sum waits for the one before it.
+USUAL_ROWS, ROWS_OF_WAITING = 4, 2
 MOST_TAPS, WIDEST = 49, 4096
 
 
@@ -93,16 +98,26 @@ class Planes:
         row_size = self.pitch * column.stride
         most = STRIP_BYTES // self.acc.size_bytes // row_size
         fitting = (most - self.row_axis.reach - 1) // self.row_axis.stride
-        self.rows = max(ROWS, fitting // ROWS * ROWS)
+        height = positions.shape.dims[-2] if len(positions.dims) > 3 else 1
+        self.together = self._together(height)
+        # Whether every block of rows is a whole one.
+        self.is_whole = isinstance(height, int) and height % self.together == 0
+        self.rows = max(self.together, fitting // self.together * self.together)
         held = (self.rows - 1) * self.row_axis.stride + self.row_axis.reach + 1
         self.row_size = row_size
         self.scratch = k.local("rows", self.acc, held * row_size)
+
+    def _together(self, height: Size) -> int:
+        """Rows that are computed together: many, but few of them beyond the end of the image."""
+        if not isinstance(height, int):
+            return USUAL_ROWS
+        return min(range(1, MOST_ROWS + 1), key=lambda n: -(-height // n) * (n + ROWS_OF_WAITING))
 
     def fill(self, plane: Value, first: Value, rows: Value) -> None:
         """What `rows` rows of the result from `first` on see of a plane, which begins at `plane`."""
         k, axis = self.k, self.row_axis
         # Rows are computed together, whether or not all of them exist.
-        held = (k.ceildiv(rows, ROWS) * ROWS - 1) * axis.stride + (axis.reach + 1)
+        held = (k.ceildiv(rows, self.together) * self.together - 1) * axis.stride + (axis.reach + 1)
         with k.loop("held", 0, held) as row:
             to = row * self.row_size
             spread = first * axis.stride + row - axis.padding
@@ -169,7 +184,7 @@ class DepthwiseConv:
 
     def __init__(self, site: OpSite, is_backward: bool) -> None:
         assert isinstance(site.op, ConvBase)
-        self.k, self.is_backward = site.k, is_backward
+        self.k, self.machine, self.is_backward = site.k, site.machine, is_backward
         (self.x, self.w), (self.y,) = site.inputs, site.outputs
         axes = plane_axes(site.op, is_backward)
         assert axes is not None
@@ -194,23 +209,41 @@ class DepthwiseConv:
         start = channel * len(taps)
         order = range(len(taps) - 1, -1, -1) if self.is_backward else range(len(taps))
         weights = [k.splat(k.cast(k.load(self.w.buffer, start + i), planes.acc), lanes) for i in order]
-        with k.loop("row", 0, rows, ROWS) as row, k.loop("q", 0, planes.width, lanes) as q:
-            sums: list[Value] = [k.const(0, ValueType(planes.acc, lanes))] * ROWS
+        # Few rows have several sums each, so that as many grow at a time.
+        together = planes.together
+        parts = min(MOST_ROWS // together, len(taps))
+        with k.loop("row", 0, rows, together) as row, k.loop("q", 0, planes.width, lanes) as q:
+            sums: list[list[Value]] = [[k.const(0, ValueType(planes.acc, lanes))] * parts for _ in range(together)]
             known: dict[tuple[int, int], Value] = {}
-            for weight, (a, b) in zip(weights, taps):
-                for r in range(ROWS):
+            # Column by column of the window: what rows share of one column fits into registers.
+            for number, (weight, (a, b)) in enumerate(sorted(zip(weights, taps), key=lambda at: at[1][::-1])):
+                for r in range(together):
                     # Rows of the result meet at the rows that they see.
                     line = (r * planes.row_axis.stride + a * planes.row_axis.dilation, b)
                     if line not in known:
                         last = (planes.rows - 1) * planes.row_axis.stride + planes.row_axis.reach
                         place = planes.at(row + r, q, (a, b)) if line[0] <= last else q
                         known[line] = k.load(planes.scratch, place, lanes=lanes)
-                    sums[r] = multiply_add(k, known[line], weight, sums[r])
-            mask = None if planes.width % lanes == 0 else k.lane_mask(k.as_index(planes.width) - q, lanes)
-            for r in range(ROWS):
-                with k.when(row + r < rows):
-                    place = to + (row + r) * planes.width + q
-                    k.store(self.y.buffer, place, k.cast(sums[r], self.y.buffer.dtype), mask=mask)
+                    sums[r][number % parts] = multiply_add(k, known[line], weight, sums[r][number % parts])
+            totals = [functools.reduce(operator.add, each) for each in sums]
+            self.store(to + row * planes.width, q, rows - row, totals)
+
+    def store(self, to: Value, q: Value, rows: Value, sums: Sequence[Value]) -> None:
+        """The sums of one vector of some rows, of which `rows` exist. Conditions are masks where these are cheap, as
+        LLVM would compute the sums of a row behind the branch for it, one after the other."""
+        k, planes, y, lanes = self.k, self.planes, self.y, self.planes.lanes
+        left = k.as_index(planes.width) - q
+        has_masks = lanes > 1 and self.machine.has_masked_access(y.buffer.dtype)
+        for r, total in enumerate(sums):
+            place, value = to + r * planes.width + q, k.cast(total, y.buffer.dtype)
+            if planes.is_whole or has_masks:
+                seen = left if planes.is_whole else k.select(r < rows, left, 0)
+                is_full = planes.is_whole and planes.width % lanes == 0
+                k.store(y.buffer, place, value, mask=None if is_full else k.lane_mask(seen, lanes))
+                continue
+            with k.when(r < rows):
+                mask = None if planes.width % lanes == 0 else k.lane_mask(left, lanes)
+                k.store(y.buffer, place, value, mask=mask)
 
 
 class DepthwiseWeights:
