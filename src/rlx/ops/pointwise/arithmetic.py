@@ -315,6 +315,10 @@ class Binary(Op):
     def is_primitive(self) -> bool:
         return _DEFINITIONS[self.kind].decompose is None
 
+    @property
+    def derivative_is_zero(self) -> bool:
+        return self.kind is BinaryOp.FloorDiv
+
     def infer(self, a: Shape, b: Shape) -> Shape:
         dtype = require_same_dtype(self, a, b)
         accepts = _DEFINITIONS[self.kind].accepts
