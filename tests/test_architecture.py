@@ -28,7 +28,7 @@ ORDER = [
 ORDER += ["models", "finetune", "planning", "splat", "bench", "cli"]
 BASE = {"errors", "env", "foreign_names", "knobs", "locks", "perfetto", "stamps", "cache_directory", "systems"}
 # The surface that users type; nothing below it may use it.
-SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "trace", "debug": "trace", "tree": "trace"}
+SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "runtime", "debug": "trace", "tree": "trace"}
 SURFACE |= {
     "distributed": "runtime",
     "optim": "runtime",
@@ -41,7 +41,7 @@ SURFACE |= {
 SURFACE |= {"fusion": "compile", "opt": "compile", "linalg": "runtime", "gguf": "runtime", "prelude": "splat"}
 SURFACE |= dict.fromkeys(("driver", "macros", "cortexm", "fpga"), "runtime")
 SURFACE |= {"tree_util": "trace", "flatten_util": "trace", "jax_names": "runtime"}
-SURFACE |= {"scipy": "runtime", "image": "runtime", "lax": "runtime", "random_distributions": "trace"}
+SURFACE |= {"scipy": "runtime", "image": "runtime", "lax": "runtime", "random_distributions": "runtime"}
 # The same inside folders: what stands in a folder itself comes after all its subfolders.
 INSIDE = {
     "kernels": ["machines", "tuning", "ir", "math", "specs", "schedules", "cpu", "gpu", "legalize", "words", "emit"],

@@ -102,3 +102,29 @@ def test_parameters_broadcast_and_types_are_kept():
     rows = rlx.vmap(lambda k: random.gamma(k, 2.0, (3,)))(random.split(KEY, 4))
     assert rows.shape == (4, 3) and len(np.unique(np.asarray(rows))) == 12
     assert rnp.all(random.key_data(random.wrap_key_data(KEY)) == KEY)
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.3, 0.9, 1.5, 7.0, 120.0])
+def test_gamma_variables_follow_their_quantiles(shape):
+    """The derivative by the shape keeps P(shape, x): checked by a difference quotient of the distribution function."""
+    key, a, step = random.key(3), np.float64(shape), np.float64(1e-6)
+    x, slope = rlx.jvp(lambda a: random.gamma(key, a, (6,), "f64"), (a,), (np.float64(1.0),))
+    x, slope = np.asarray(x), np.asarray(slope)
+    kept = x > 1e-300
+    before = rlx.scipy.special.gammainc(a - step, x - step * slope)
+    after = rlx.scipy.special.gammainc(a + step, x + step * slope)
+    np.testing.assert_allclose(np.asarray(after)[kept], np.asarray(before)[kept], rtol=1e-8)
+    pulled = rlx.jit(rlx.grad(lambda a: rnp.sum(random.gamma(key, a, (6,), "f64"))))(a)
+    np.testing.assert_allclose(pulled, slope.sum(), rtol=1e-9)
+
+
+def test_gradients_of_what_is_made_of_gamma_variables():
+    key, count = random.key(0), 40_000
+    mean = rlx.grad(lambda a: rnp.mean(random.beta(key, a, 2.0, (count,), "f64")))(np.float64(3.0))
+    np.testing.assert_allclose(mean, 2 / 25, rtol=0.02)
+    part = rlx.grad(lambda a: rnp.mean(random.dirichlet(key, a, (count,), "f64")[:, 0]))(np.ones(3))
+    np.testing.assert_allclose(part, [2 / 9, -1 / 9, -1 / 9], rtol=0.03)
+    # Where x is too small to be held its logarithm has a slope all the same.
+    slope = rlx.grad(lambda a: random.loggamma(random.key(1), a, (), "f64"))(np.float64(1e-4))
+    log_x = np.asarray(random.loggamma(random.key(1), np.float64(1e-4), (), "f64"))
+    np.testing.assert_allclose(slope, (rlx.scipy.special.digamma(np.float64(1.0001)) - log_x) / 1e-4, rtol=1e-9)

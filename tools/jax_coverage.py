@@ -197,9 +197,7 @@ MODULES = {
             all broadcast flatten flatten_with_path leaves leaves_with_path map map_with_path reduce
             reduce_associative static structure transpose unflatten
         """,
-        {
-            "a field of a dataclass; `register_dataclass` takes `meta_fields`": "static",
-        },
+        {},
     ),
     "jax.tree_util": Module(
         "rlx.tree_util",
@@ -221,7 +219,6 @@ MODULES = {
                 default_registry flatten_one_level flatten_one_level_with_keys is_tree_node treedef_children
                 treedef_is_leaf treedef_tuple
             """,
-            "`register_pytree_node` with no children": "register_static",
         },
     ),
 }

@@ -104,8 +104,8 @@ def _weights(
     if method is ResizeMethod.AREA:
         first = (places - translation) / scale
         last = first + 1.0 / scale
-        pixels = np.arange(size)[None, :]
-        weights = xp.maximum(xp.minimum(last, pixels + 1.0) - xp.maximum(first, pixels * 1.0), 0.0)
+        edges = np.arange(size)[None, :] + 0.0
+        weights = xp.maximum(xp.minimum(last, edges + 1.0) - xp.maximum(first, edges), 0.0)
         centres = (places + 0.5 - translation) / scale
     else:
         centres = (places + 0.5 - translation) / scale

@@ -1,12 +1,13 @@
 """Distributions of `rlx.random` that are made from the basic draws: by formula, or by rejection in a loop.
 
 Rejection draws for all elements at once until every one is accepted, a new key in every round; so the numbers are
-functions of the key, as everywhere. What is drawn by rejection (gamma, poisson, binomial, and what is made of gamma)
-has no derivative by its parameters.
+functions of the key, as everywhere. Counts (poisson, binomial) have no derivative by their parameters; gamma variables,
+and what is made of them, follow their quantiles.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -190,6 +191,32 @@ def _accepted(key: Any, dims: Dims, dtype: Any, draw: Callable[[Any], tuple[Any,
     return while_loop(unfinished, round_, start)[1]
 
 
+@functools.cache
+def _following_shape() -> Callable[[Any, Any], Any]:
+    """The function (a, log x) -> log x of a gamma variable x of shape a, which moves with a so that its quantile stays:
+    by the derivatives of the distribution function, dx/da = -(dP/da) / (dP/dx)."""
+    from rlx.autodiff import custom_jvp
+
+    def follow(a: Any, log_x: Any) -> Any:
+        return log_x
+
+    def follow_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+        from rlx.lax.special import igamma_grad_a
+
+        a, log_x = primals[0], follows(*primals)
+        # Next to 0 the distribution function is x^a / Γ(a + 1), also where x itself is too small to be held.
+        tiny = ops.lt(log_x, -37.0)
+        log_safe = ops.where(tiny, -1.0, log_x)
+        x = ops.exp(log_safe)
+        rate = ops.neg(igamma_grad_a(a, x)) * ops.exp(x - a * log_safe + ops.lgamma(a))
+        return log_x, ops.where(tiny, (ops.digamma(a + 1.0) - log_x) / a, rate) * tangents[0]
+
+    follows: Any = custom_jvp(follow)
+    follows.defjvp(follow_jvp)
+    found: Callable[[Any, Any], Any] = follows
+    return found
+
+
 def loggamma(key: Any, a: Any, shape: Dimensions = None, dtype: DTypeLike = float) -> Any:
     """Logarithms of gamma variables, which may be too small themselves when `a` is."""
     (a,) = _as(dtype, a)
@@ -212,7 +239,7 @@ def loggamma(key: Any, a: Any, shape: Dimensions = None, dtype: DTypeLike = floa
 
     drawn = _accepted(first, dims, kind, draw)
     boost = ops.where(small, exponential(second, dims, kind) / ops.where(small, a, 1.0), 0.0)
-    return drawn - boost
+    return _following_shape()(ops.broadcast_to(a, dims), ops.stop_gradient(drawn - boost))
 
 
 def gamma(key: Any, a: Any, shape: Dimensions = None, dtype: DTypeLike = float) -> Any:

@@ -5,6 +5,7 @@ from rlx.trace.pytree import path_text as path_text
 from rlx.trace.pytree import register_dataclass as register_dataclass
 from rlx.trace.pytree import register_pytree_node as register_pytree_node
 from rlx.trace.pytree import register_pytree_node_class as register_pytree_node_class
+from rlx.trace.pytree import static as static
 from rlx.trace.pytree import tree_all as all
 from rlx.trace.pytree import tree_broadcast as broadcast
 from rlx.trace.pytree import tree_flatten as flatten
@@ -37,6 +38,7 @@ __all__ = [
     "register_dataclass",
     "register_pytree_node",
     "register_pytree_node_class",
+    "static",
     "structure",
     "transpose",
     "unflatten",

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rlx.trace.pytree import TreeDef as PyTreeDef
-from rlx.trace.pytree import are_leaves as all_leaves
-from rlx.trace.pytree import path_text as keystr
 from rlx.trace.pytree import (
+    Path,
+    path_text,
     register_dataclass,
     register_pytree_node,
     register_pytree_node_class,
+    register_static,
     tree_all,
     tree_broadcast,
     tree_flatten,
@@ -29,6 +29,8 @@ from rlx.trace.pytree import (
     tree_transpose,
     tree_unflatten,
 )
+from rlx.trace.pytree import TreeDef as PyTreeDef
+from rlx.trace.pytree import are_leaves as all_leaves
 
 __all__ = [
     "Partial",
@@ -38,6 +40,7 @@ __all__ = [
     "register_dataclass",
     "register_pytree_node",
     "register_pytree_node_class",
+    "register_static",
     "tree_all",
     "tree_broadcast",
     "tree_flatten",
@@ -52,6 +55,11 @@ __all__ = [
     "tree_transpose",
     "tree_unflatten",
 ]
+
+
+def keystr(keys: Path, *, simple: bool = False, separator: str = "") -> str:
+    """A path as text, `p.layers.0.w`; with `simple`, its keys with a separator of one's own between them."""
+    return separator.join(map(str, keys)) if simple else path_text(keys)
 
 
 class Partial(functools.partial[Any]):

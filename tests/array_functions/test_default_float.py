@@ -91,3 +91,23 @@ def test_only_floats_that_compute(wrong):
     with pytest.raises(DTypeError, match="bf16, f16, f32, f64"):
         rlx.default_float(wrong)
     assert rlx.DType.of(float) is rlx.DType.F32
+
+
+@pytest.mark.parametrize(
+    "kind", ["add", "sub", "mul", "div", "max", "min", "pow", "rem", "atan2", "hypot", "logaddexp"]
+)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_gradients_keep_their_types_whatever_the_default_is(kind, dtype):
+    a, b = np.array([0.5, 1.5, 2.0], dtype), np.array([1.5, 0.5, 2.0], dtype)
+
+    def loss(a, b):
+        return rnp.sum(rlx.ops.binary(kind, a, b))
+
+    wanted = rlx.grad(loss, (0, 1))(a, b)
+    with rlx.default_float("f64"):
+        found = rlx.grad(loss, (0, 1))(a, b)
+        second = rlx.jacfwd(rlx.grad(loss))(a, b)
+    assert [g.dtype for g in found] == [a.dtype, b.dtype]
+    assert second.dtype == a.dtype
+    for x, y in zip(found, wanted):
+        np.testing.assert_array_equal(x, y)

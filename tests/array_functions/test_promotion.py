@@ -188,3 +188,14 @@ def test_methods_of_arrays_that_lead_back_to_numpy_and_python():
     assert float(x.trace()) == 0
     np.testing.assert_array_equal(x.nonzero(), np.nonzero(np.asarray(x)))
     assert Graph("traced").input("x", (2,)).__array_namespace__() is rnp
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_a_choice_between_numbers_takes_the_type_of_what_it_meets(dtype):
+    """JAX's rule: `where(mask, 1.0, 0.0)` is as weak as its branches, so that a mask does not widen bf16 to f32."""
+    masked = rlx.jit(lambda x: rnp.where(x > 0, 1.0, 0.0) * x)
+    x = rnp.asarray([1.0, -2.0], dtype)
+    assert masked(x).dtype == x.dtype
+    assert rlx.jit(lambda x: rnp.where(x > 0, 1, 0) + x.astype("i8"))(x).dtype == np.int8
+    assert rlx.jit(lambda x: rnp.where(x > 0, 1.0, 0.0))(x).dtype == np.float32
+    assert rlx.jit(lambda x: rnp.where(x > 0, 1.0, x.astype("f32")) * x)(x).dtype == (x + np.float32([0])).dtype

@@ -307,3 +307,19 @@ def test_effects_happen_once(capsys):
 
     rlx.grad(lambda c: rlx.scan(step, c, XS[:2, 0])[0])(np.float64(1.0))
     assert capsys.readouterr().out.count("step") == 2
+
+
+def test_a_loop_without_a_bound_whose_value_has_no_slope():
+    """Nobody asks for the gradient of a value behind `stop_gradient`, a rounding or a comparison."""
+
+    def doubled(x):
+        return rlx.while_loop(lambda s: s < 10, lambda s: s * 2, x)
+
+    x = np.float64(1.5)
+    assert float(rlx.grad(lambda x: x * rlx.stop_gradient(doubled(x)))(x)) == 12
+    assert float(rlx.grad(lambda x: x * rnp.floor(doubled(x) / 5))(x)) == 2
+    assert float(rlx.grad(lambda x: x * (doubled(x) // 5))(x)) == 2
+    assert float(rlx.jit(rlx.grad(lambda x: rnp.where(doubled(x) > 3, x * 2, x)))(x)) == 2
+    assert float(rlx.grad(lambda x: x**2 + 0 * rnp.sum(doubled(x).astype("int32")))(x)) == 3
+    with pytest.raises(UnboundedWhile):
+        rlx.grad(lambda x: x * doubled(x))(x)

@@ -73,7 +73,7 @@ ROAD = {
     "runtime/typed_io.py": {},
     "trace/arguments.py": {"_parameters": "when a function is given to jit"},
     "trace/jit.py": {"_interpreted": "while compiling"},
-    "trace/pytree.py": {"register_dataclass": "no run", "tree_reduce": "no run"},
+    "trace/pytree.py": {"register_dataclass": "no run", "static": "no run", "tree_reduce": "no run"},
     "trace/tracing.py": {},
 }
 # What the rest of a run is: definitions of ops, sizes and types, loaded before a program can be written.

@@ -21,6 +21,10 @@ ALL = {
     "lamb": optim.lamb(0.1),
     "adafactor": optim.adafactor(0.1, min_dim_size_to_factor=4),
     "muon": optim.muon(0.1),
+    "rmsprop": optim.rmsprop(0.02, centered=True, momentum=0.5),
+    "adagrad": optim.adagrad(0.5),
+    "adamax": optim.adamax(0.1),
+    "radam": optim.radam(0.1),
 }
 every = pytest.mark.parametrize("name", ALL)
 

@@ -121,6 +121,23 @@ OPTIMIZERS = {
         optim.adafactor(1e-2, factored=False, multiply_by_parameter_scale=False, clipping_threshold=None),
         wide_adafactor(1e-2, factored=False, multiply_by_parameter_scale=False, clipping_threshold=None),
     ),
+    "rmsprop": (optim.rmsprop(1e-2), optax.rmsprop(1e-2)),
+    "rmsprop centered": (
+        optim.rmsprop(1e-2, 0.8, 1e-4, centered=True, momentum=0.5, nesterov=True),
+        optax.rmsprop(1e-2, 0.8, 1e-4, centered=True, momentum=0.5, nesterov=True),
+    ),
+    "rmsprop outside": (
+        optim.rmsprop(1e-2, initial_scale=0.3, eps_in_sqrt=False),
+        optax.rmsprop(1e-2, initial_scale=0.3, eps_in_sqrt=False),
+    ),
+    "adagrad": (optim.adagrad(0.1), optax.adagrad(0.1)),
+    "adagrad from 0": (optim.adagrad(0.1, 0.0), optax.adagrad(0.1, 0.0)),
+    "adamax": (optim.adamax(1e-2), optax.adamax(1e-2)),
+    "radam": (optim.radam(1e-2), optax.radam(1e-2)),
+    "radam at once": (
+        optim.radam(1e-2, b2=0.9, threshold=4.2, nesterov=True),
+        optax.radam(1e-2, b2=0.9, threshold=4.2, nesterov=True),
+    ),
     "muon": (optim.muon(1e-2, weight_decay=0.1), contrib.muon(1e-2, weight_decay=0.1)),
     "muon rms": (
         optim.muon(1e-2, consistent_rms=0.2, nesterov=False, adam_learning_rate=1e-3),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict, defaultdict, namedtuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rlx
+import rlx.numpy as rnp
 import rlx.tree as tree
+import rlx.tree_util
 from rlx.errors import TreeError
 
 Point = namedtuple("Point", "x y")
@@ -191,3 +195,31 @@ def test_paths_reduce_all_transpose():
     rows = [{"x": 1, "y": 2}, {"x": 3, "y": 4}]
     turned = tree.transpose(tree.structure([0, 0]), tree.structure({"x": 0, "y": 0}), rows)
     assert turned == {"x": [1, 3], "y": [2, 4]}
+
+
+def test_fields_that_are_marked_as_static():
+    @tree.register_dataclass
+    @dataclasses.dataclass
+    class Layer:
+        w: object
+        power: int = dataclasses.field(metadata={"static": True}, default=2)
+        name: str = tree.static(default="layer")
+
+    layer = Layer(np.float32([1, 2]), 3)
+    assert len(tree.leaves(layer)) == 1
+    assert rlx.jit(lambda s: Layer(s.w**s.power, s.power))(layer).w.tolist() == [1, 8]
+    assert rlx.grad(lambda s: rnp.sum(s.w**s.power))(layer).w.tolist() == [3, 12]
+
+
+def test_static_objects_and_paths_as_text():
+    @rlx.tree_util.register_static
+    class Mode(str):
+        pass
+
+    leaves, structure = tree.flatten({"a": [1.0, Mode("fast")]})
+    assert leaves == [1.0]
+    assert structure.unflatten([2.0])["a"][1] == "fast"
+    assert structure != tree.structure({"a": [1.0, Mode("slow")]})
+    [path] = [p for p, _ in tree.leaves_with_path({"a": [1.0]})]
+    assert rlx.tree_util.keystr(path) == "a.0"
+    assert rlx.tree_util.keystr(path, simple=True, separator="/") == "a/0"

@@ -80,10 +80,11 @@ def leaves_in(graph: Graph, original: Graph, ids: Collection[NodeId]) -> list[No
     return [graph.leaf(key).id for key in keys]
 
 
-def leads_to(graph: Graph, targets: Collection[NodeId]) -> set[NodeId]:
-    """The nodes that one of `targets` is computed from, and the targets."""
-    found = set(targets)
+def leading_to(graph: Graph, targets: Collection[NodeId], dependent: Collection[NodeId]) -> set[NodeId]:
+    """Of the nodes `dependent` those that reach one of `targets` through nodes of the same kind: a value that is only
+    read behind `stop_gradient`, or as an integer, is not asked for a derivative."""
+    found = {i for i in targets if i in dependent}
     for node in reversed(graph.nodes):
         if node.id in found:
-            found.update(node.inputs)
+            found.update(i for i in node.inputs if i in dependent)
     return found

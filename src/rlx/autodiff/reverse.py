@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlx.autodiff.derive import expand_for, leads_to, leaves_in, no_rule
+from rlx.autodiff.derive import expand_for, leading_to, leaves_in, no_rule
 from rlx.autodiff.replay import Replay, Value
 from rlx.errors import InternalError, NoVjpRule
 from rlx.ir.graph import Graph, Node, NodeId
@@ -38,7 +38,7 @@ class Pullback:
 
     def __init__(self, graph: Graph, leaves: Mapping[NodeId, Tensor], wrt: Sequence[NodeId]) -> None:
         def relevant(g: Graph) -> set[NodeId]:
-            return depends_on(g, leaves_in(g, graph, wrt)) & leads_to(g, g.outputs)
+            return leading_to(g, g.outputs, depends_on(g, leaves_in(g, graph, wrt)))
 
         prepared = expand_for(graph, "vjp", relevant)
         self.graph = prepared.graph

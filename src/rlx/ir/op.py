@@ -216,6 +216,11 @@ class Op:
     # Integer operands and results stand for numbers: between two such ops they have tangents, of type f32.
     codes_have_tangents: ClassVar[bool] = False
 
+    @property
+    def derivative_is_zero(self) -> bool:
+        """Whether no derivative passes through, of whatever operand and wherever."""
+        return False
+
     _fields: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
     _convert: ClassVar[dict[str, _Converter]] = {}

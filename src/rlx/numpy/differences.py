@@ -28,9 +28,16 @@ def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     x = ops.concat(parts, axis) if len(parts) > 1 else x
     subtract = ops.ne if dtype_of(x) is DType.BOOL else ops.sub
     for _ in range(n):
-        last = dims_of(x)[axis] - 1
-        x = subtract(ops.narrow(x, axis, 1, last), ops.narrow(x, axis, 0, last))
+        x = subtract(*_neighbours(x, axis))
     return x
+
+
+def _neighbours(x: Any, axis: int) -> tuple[Any, Any]:
+    """All elements but the first along `axis`, and all but the last; nothing has no neighbours."""
+    size = dims_of(x)[axis]
+    if size == 0:
+        return x, x
+    return ops.narrow(x, axis, 1, size - 1), ops.narrow(x, axis, 0, size - 1)
 
 
 def _as_part(end: Any, x: Any, axis: int) -> Any:
@@ -59,8 +66,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
         width = diff(x) if rank_of(x) == 1 else diff(x, axis=axis)
         if rank_of(x) == 1:
             width = ops.reshape(width, (-1, *(1,) * (rank_of(y) - 1 - axis)))
-    last = dims_of(y)[axis] - 1
-    pairs = ops.add(ops.narrow(y, axis, 1, last), ops.narrow(y, axis, 0, last))
+    pairs = ops.add(*_neighbours(y, axis))
     return ops.reduce_sum(ops.mul(ops.mul(pairs, 0.5), width), axis)
 
 

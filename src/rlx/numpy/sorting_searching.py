@@ -162,6 +162,8 @@ def _distinct(x: Any, size: int | None, fill_value: Any, function: str, equal_na
     x = value(x)
     flat = ops.flatten(x)
     count = dims_of(flat)[0]
+    if count == 0:
+        return _nothing_distinct(x, size or 0, fill_value)
     order, ordered = ops.argsort(flat), ops.sort(flat)
     # An element is new when it differs from its neighbour in the sorted row; the first one always is.
     before, after = ops.narrow(ordered, 0, 0, count - 1), ops.narrow(ordered, 0, 1, count - 1)
@@ -186,6 +188,13 @@ def _distinct(x: Any, size: int | None, fill_value: Any, function: str, equal_na
     counts = ops.where(exists, ops.sub(ops.minimum(ends, total), starts), 0)
     inverse = ops.put_along_axis(ops.zeros_like(group), order, group, 0)
     return UniqueAllResult(values, ops.take(order, first, 0), ops.reshape(inverse, dims_of(x)), counts)
+
+
+def _nothing_distinct(x: Any, size: int, fill_value: Any) -> UniqueAllResult:
+    """What an array without elements holds, in `size` places."""
+    values = ops.full((size,), 0 if fill_value is None else fill_value, dtype_of(x))
+    zeros = ops.zeros((size,), DType.I32)
+    return UniqueAllResult(values, zeros, ops.zeros(dims_of(x), DType.I32), zeros)
 
 
 # Larger than any position, and still an i32.
@@ -313,6 +322,8 @@ def setxor1d(
 def _ordered_firsts(x: Any) -> tuple[Any, Any]:
     """The flattened x in order, and which of its elements differ from the one before."""
     row = ops.sort(ops.flatten(value(x)))
+    if dims_of(row)[0] == 0:
+        return row, ops.zeros((0,), DType.BOOL)
     last = dims_of(row)[0] - 1
     differs = ops.ne(ops.narrow(row, 0, 1, last), ops.narrow(row, 0, 0, last))
     return row, ops.concat([ops.ones((1,), DType.BOOL), differs], 0)

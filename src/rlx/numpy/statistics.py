@@ -79,7 +79,8 @@ def _quantile(x: Any, q: Any, axis: Axis, method: str, keepdims: bool, ignore_na
     axes = axes_of(axis, rank_of(x), function)
     rest = tuple(i for i in range(rank_of(x)) if i not in axes)
     lead = tuple(dims_of(x)[i] for i in rest)
-    given = ops.reshape(ops.transpose(x, (*rest, *axes)), (*lead, -1))
+    taken = ops.transpose(x, (*rest, *axes))
+    given = taken if len(axes) == 1 else ops.reshape(taken, (*lead, -1))
     rows, present = ops.sort(given), ops.logical_not(ops.isnan(given))
     wide = dtype_of(rows).accumulator
     # NaN stands last: without it there are `count` values, and with it every quantile is NaN unless it is ignored.

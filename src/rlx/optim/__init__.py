@@ -23,6 +23,7 @@ import typing as _typing
 from rlx.foreign_names import no_attribute as _no_attribute
 from rlx.optim.combinators import *
 from rlx.optim.factored import *
+from rlx.optim.magnitudes import *
 from rlx.optim.moments import *
 from rlx.optim.optimizers import *
 from rlx.optim.orthogonal import *

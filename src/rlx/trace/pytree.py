@@ -247,13 +247,32 @@ def register_pytree_node_class(kind: _C) -> _C:
     return register_pytree_node(kind, lambda x: x.tree_flatten(), kind.tree_unflatten)  # type: ignore[attr-defined]
 
 
-def register_dataclass(kind: _C, data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] = ()) -> _C:
-    """Make a dataclass an inner node; usable as a decorator. Fields are children, except `meta_fields`, which are
-    part of the structure."""
+def static(**options: Any) -> Any:
+    """A field of a dataclass that is part of the structure, not a child: `dataclasses.field` marked for
+    `register_dataclass`."""
     import dataclasses
 
-    names = [f.name for f in dataclasses.fields(kind) if f.init]
-    meta = tuple(meta_fields)
+    return dataclasses.field(**options | {"metadata": {**(options.get("metadata") or {}), "static": True}})
+
+
+def register_static(kind: _C) -> _C:
+    """Make objects of a class, which need == and a hash, part of the structure, without children; also a decorator."""
+    _register(kind, _Registration(lambda x: ([], x), lambda x, _: x, _positions))
+    return kind
+
+
+def register_dataclass(
+    kind: _C, data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] | None = None
+) -> _C:
+    """Make a dataclass an inner node; usable as a decorator. Fields are children, except `meta_fields`, which are
+    part of the structure; where neither is given, those whose metadata has `static=True` are."""
+    import dataclasses
+
+    fields = [f for f in dataclasses.fields(kind) if f.init]
+    names = [f.name for f in fields]
+    if data_fields is None and meta_fields is None:
+        meta_fields = [f.name for f in fields if f.metadata.get("static")]
+    meta = tuple(meta_fields or ())
     data = tuple(n for n in names if n not in meta) if data_fields is None else tuple(data_fields)
     if sorted((*data, *meta)) != sorted(names):
         raise TreeError(f"{kind.__name__} has the fields {names}, but data and meta fields are {[*data, *meta]}")

@@ -95,13 +95,11 @@ def depends_on(graph: Graph, sources: Collection[NodeId]) -> set[NodeId]:
 
     These are the inexact ones (float or complex), and the codes that ops with `codes_have_tangents` hand on.
     """
-    from rlx.ops.pointwise.unary import StopGradient
-
     found: set[NodeId] = set()
     for node in graph.nodes:
         codes = node.op.codes_have_tangents
         reached = node.id in sources or any(i in found and (codes or _is_inexact(graph.nodes[i])) for i in node.inputs)
-        if reached and (codes or _is_inexact(node)) and not isinstance(node.op, StopGradient):
+        if reached and (codes or _is_inexact(node)) and not node.op.derivative_is_zero:
             found.add(node.id)
     return found
 

@@ -315,6 +315,10 @@ class Binary(Op):
     def is_primitive(self) -> bool:
         return _DEFINITIONS[self.kind].decompose is None
 
+    @property
+    def derivative_is_zero(self) -> bool:
+        return self.kind is BinaryOp.FloorDiv
+
     def infer(self, a: Shape, b: Shape) -> Shape:
         dtype = require_same_dtype(self, a, b)
         accepts = _DEFINITIONS[self.kind].accepts
@@ -555,9 +559,9 @@ def mod(a: Any, b: Any) -> Any:
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """a where condition holds, else b; the branches are promoted to one dtype."""
-    a, b = promote_operands(a, b)
-    return Where()(condition, a, b)
+    """a where condition holds, else b; the branches are promoted to one dtype. Of two Python numbers it is as weak."""
+    x, y = promote_operands(a, b)
+    return keep_weak(Where()(condition, x, y), a, b)
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:

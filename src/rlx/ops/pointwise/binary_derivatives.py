@@ -42,7 +42,8 @@ def _pow_base(t: Any, a: Any, b: Any, y: Any) -> Any:
 def _pow_exponent(t: Any, a: Any, b: Any, y: Any) -> Any:
     """y·log a; at a = 0 the limit, which is 0 unless b is negative."""
     at_zero = eq(a, 0.0)
-    return t * where(and_(at_zero, ge(b, 0.0)), 0.0, y * log(where(at_zero, 1.0, a)) + where(at_zero, math.nan, 0.0))
+    elsewhere = where(at_zero, math.nan, y * log(where(at_zero, 1.0, a)))
+    return t * where(and_(at_zero, ge(b, 0.0)), 0.0, elsewhere)
 
 
 def _rem_divisor(t: Any, a: Any, b: Any, y: Any) -> Any:

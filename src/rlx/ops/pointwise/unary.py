@@ -343,6 +343,10 @@ _DEFINITIONS: dict[str, _Definition] = {
 }
 
 
+# Piecewise constant.
+_STEPS = (ActivationKind.Floor, ActivationKind.Ceil, ActivationKind.Trunc, ActivationKind.Sign)
+
+
 @op_family(ActivationKind)
 class Activation(Op):
     """y = f(x) elementwise, f given by `kind`.
@@ -407,6 +411,10 @@ class Activation(Op):
         """Rounding passes derivatives straight through, so that quantisation can be trained."""
         return self.kind is ActivationKind.Round
 
+    @property
+    def derivative_is_zero(self) -> bool:
+        return self.kind in _STEPS
+
     def jvp(self, primals: Any, tangents: Any, y: Any) -> Any:
         from rlx.ops.pointwise.complex_numbers import conjugate
 
@@ -420,9 +428,9 @@ class Activation(Op):
         """conj(f'(x))·t, or None where f' is 0 everywhere."""
         from rlx.ops.pointwise.activation_gradients import ActivationBackward, ReluBackward
 
+        if self.derivative_is_zero:
+            return None
         match self.kind:
-            case ActivationKind.Floor | ActivationKind.Ceil | ActivationKind.Trunc | ActivationKind.Sign:
-                return None
             case ActivationKind.Round:
                 return t
             case ActivationKind.Neg:
@@ -456,6 +464,10 @@ class StopGradient(Op):
     precision_class = "elementwise"
 
     derivative_is_defined = True
+
+    @property
+    def derivative_is_zero(self) -> bool:
+        return True
 
     def infer(self, x: Shape) -> Shape:
         return x

@@ -446,8 +446,8 @@ class _Place:
         number = math.prod(plan.id_dims)
         if not isinstance(number, int) or number <= 1:
             return max(number, 1) if isinstance(number, int) else None
-        sizes = [plan.view_dims[a] for a in plan.id_axes]
-        if any(isinstance(i, Tensor) for i in plan.ids) or not all(isinstance(d, int) for d in sizes):
+        sizes = [d for d in (plan.view_dims[a] for a in plan.id_axes) if isinstance(d, int)]
+        if any(isinstance(i, Tensor) for i in plan.ids) or len(sizes) < len(plan.ids):
             return number
         ids = [np.where(i < 0, i + d, i) for i, d in zip(plan.ids, sizes)]
         if mode is IndexMode.Clip:
