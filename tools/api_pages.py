@@ -26,6 +26,8 @@ NAMESPACES = {
     "random": "rlx.random",
     "linalg": "rlx.linalg",
     "special": "rlx.scipy.special",
+    "stats": "rlx.scipy.stats",
+    "image": "rlx.image",
     "tree": "rlx.tree",
     "optim": "rlx.optim",
     "train": "rlx.train",

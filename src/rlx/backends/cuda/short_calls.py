@@ -29,7 +29,7 @@ def has_short_calls(program: Program) -> bool:
 
 
 def short_call(
-    gpu: Gpu, contexts: Contexts, params: DeviceParams[Any], result_class: type, guards: Guards
+    gpu: Gpu, contexts: Contexts, params: DeviceParams[Any], result_class: type[Any], guards: Guards
 ) -> ShortCall:
     """The call for the shapes of some contexts. Arguments and results are of `result_class`, whose `value` is what the
     device has; it keeps neither them nor the params."""
