@@ -105,6 +105,8 @@ def _entry(entry: Entry) -> str:
 
 
 def _constant(value: object) -> str:
+    if "__doc__" in getattr(value, "__dict__", {}):
+        return _doc(value)
     text = repr(value)
     return f"A constant: `{text}`." if len(text) < 60 and " at 0x" not in text else f"A `{type(value).__name__}`."
 

@@ -21,9 +21,14 @@ class _Distribution:
     def __init__(self, name: str, parameters: Sequence[str], defaults: dict[str, float], given: dict[str, Any]) -> None:
         self.name, self.parameters, self.defaults = name, tuple(parameters), defaults
         self.given: dict[str, Formula] = {k: v for k, v in given.items() if v is not None}
+        self.__doc__ = f"Functions of (x, {self._signature}), from formulas for: {', '.join(self.given)}."
 
     def __repr__(self) -> str:
         return f"rlx.scipy.stats.{self.name}"
+
+    @property
+    def _signature(self) -> str:
+        return ", ".join((*self.parameters, *(f"{k}={v:g}" for k, v in self.defaults.items())))
 
     def arguments(self, x: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """x, the parameters, and those with defaults, in one float type."""
@@ -33,8 +38,9 @@ class _Distribution:
         values |= kwargs
         missing = [n for n in self.parameters if n not in values]
         if unknown or missing or len(args) > len(names):
-            wanted = ", ".join((*self.parameters, *(f"{k}={v:g}" for k, v in self.defaults.items())))
-            raise OpError(f"{self.name}: functions take (x, {wanted}); missing are {missing}, unknown {unknown}")
+            raise OpError(
+                f"{self.name}: functions take (x, {self._signature}); missing are {missing}, unknown {unknown}"
+            )
         return inexact(x, *(values.get(n, self.defaults.get(n)) for n in names))
 
     def formula(self, function: str) -> Formula:
