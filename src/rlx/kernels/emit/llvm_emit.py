@@ -77,6 +77,8 @@ class _Emitter(ExchangeOps):
         self.architecture = machine.triple.split("-")[0]
         self.globals: list[str] = []
         self.pointers: dict[Buffer, str] = {}
+        # Masks of which the first lane alone is set, as is known here.
+        self.first_lanes: set[Value] = set()
 
     def module(self) -> str:
         head = f'target triple = "{self.machine.triple}"'
@@ -196,6 +198,8 @@ class _Emitter(ExchangeOps):
         match statement:
             case Let():
                 self.names[statement.result] = self.let(statement)
+                if statement.op == "lane_mask" and isinstance(count := statement.args[0], Const) and count.literal == 1:
+                    self.first_lanes.add(statement.result)
             case Load():
                 self.names[statement.result] = self.load(statement)
             case Store():
@@ -291,6 +295,11 @@ class _Emitter(ExchangeOps):
             self.lines.append(f"  store {memory} {data}, {pointer} {address}, align {store.align}")
             self.lines.append(f"  br label %{after}")
             self.start(after)
+        elif store.mask in self.first_lanes and not scattered:
+            # As a masked store, LLVM 22 writes 4 or 8 bytes with AVX-512 where lanes were cut to fewer.
+            element = self.memory_element(value.dtype)
+            first = self.emit(f"extractelement {memory} {data}, i32 0")
+            self.lines.append(f"  store {element} {first}, {pointer} {address}, align {store.align}")
         else:
             mask = "splat (i1 true)" if store.mask is None else self.ref(store.mask)
             name = "scatter" if scattered else "store"

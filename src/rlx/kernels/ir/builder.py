@@ -19,7 +19,8 @@ kernel @add_one(x: read f32, y: write f32, %n: i64) {
 
 Python numbers take the type of the other operand, and a scalar next to a vector is splat. Pure operations that were
 already computed in an enclosing block are reused, and integer arithmetic on literals is folded, so a maker may
-write offsets plainly and still print a short kernel. Full unrolling is a Python loop around builder calls.
+write offsets plainly and still print a short kernel. Branches and loops that never run, as far as the bounds of indices
+say so (`rlx.kernels.ir.index_facts`), are left out. Full unrolling is a Python loop around builder calls.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, OpError
 from rlx.ir.dtype import DType
+from rlx.kernels.ir.known_indices import KnownIndices
 from rlx.kernels.ir.loop_ir import (
     INDEX,
     INTS,
@@ -101,6 +103,7 @@ class KernelBuilder:
         # What is computed where statements are added now; what each open block has added, which ends with it.
         self._known: dict[_PureKey, Value] = {}
         self._added: list[list[_PureKey]] = [[]]
+        self._indices = KnownIndices(self)
 
     def build(self) -> Kernel:
         if len(self._blocks) != 1:
@@ -207,11 +210,7 @@ class KernelBuilder:
     def op(self, op: str, *operands: Operand, attr: Attr = None) -> Value:
         """Append `op`, after matching numbers and scalars to the operands beside them."""
         args = self._match(op, operands)
-        if op in _FOLDED and args[0].type == INDEX:
-            folded = self._fold(op, args)
-            if folded is not None:
-                return folded
-        return self.pure(op, args, attr)
+        return self._indices.operation(op, args) or self.pure(op, args, attr)
 
     def _match(self, op: str, operands: Sequence[Operand]) -> tuple[Value, ...]:
         types = [x.type for x in operands if isinstance(x, Value)]
@@ -225,21 +224,6 @@ class KernelBuilder:
             else:
                 matched.append(self.splat(x, lanes) if x.type.lanes == 1 < lanes else x)
         return tuple(matched)
-
-    def _fold(self, op: str, args: tuple[Value, ...]) -> Value | None:
-        """Integer identities and literal arithmetic on indices; None where there is nothing to fold."""
-        a, b = args
-        if isinstance(a, Const) and isinstance(b, Const) and not (op in ("div", "rem") and b.literal == 0):
-            return self.const(_FOLDED[op](int(a.literal), int(b.literal)), INDEX)
-        right = b.literal if isinstance(b, Const) else None
-        left = a.literal if isinstance(a, Const) else None
-        if (right == 0 and op in ("add", "sub")) or (right == 1 and op in ("mul", "div")):
-            return a
-        if (left == 0 and op == "add") or (left == 1 and op == "mul"):
-            return b
-        if op == "mul" and 0 in (left, right):
-            return self.const(0, INDEX)
-        return None
 
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         """Append `op` on exactly these operands, or find it already computed."""
@@ -289,7 +273,11 @@ class KernelBuilder:
             raise OpError("select: at least one of the two operands must be a kernel value")
         kind = ValueType(given[0].dtype, max(condition.lanes, *(x.lanes for x in given)))
         left, right = (self.splat(x, kind.lanes) if isinstance(x, Value) else self.const(x, kind) for x in (a, b))
-        return self.pure("select", (condition, left, right), None)
+        holds = self._indices.truth(condition)
+        if holds is not None:
+            return left if holds else right
+        result = self.pure("select", (condition, left, right), None)
+        return self._indices.select(result, left, right) if kind == INDEX else result
 
     def cast(self, x: Value, dtype: DType) -> Value:
         """Value conversion; floats shorter than f32 go through it by themselves."""
@@ -494,15 +482,20 @@ class KernelBuilder:
         lower, upper, stride = (self.as_index(x) for x in (start, stop, step))
         if isinstance(stride, Const) and stride.literal <= 0:
             raise OpError(f"kernel {self.name}: loop {name} needs a positive step, got {stride.literal}")
-        fold = Fold(Value(self, INDEX, name), tuple(Value(self, v.type) for v in init))
+        index = Value(self, INDEX, name)
+        inside = self._indices.begin_loop(kind, index, lower, upper, stride)
+        fold = Fold(inside, tuple(Value(self, v.type) for v in init))
         body = Block()
         with self.inside(body):
             yield fold
         if fold.yields is None:
             raise OpError(f"kernel {self.name}: loop {name} carries values, so its body must call next(...)")
+        if self._indices.never_begins(kind, lower, upper):
+            fold.results = tuple(init)
+            return
         body.yields, body.again = fold.yields, fold.again
         fold.results = tuple(Value(self, v.type) for v in init)
-        self.append(For(kind, fold.index, lower, upper, stride, tuple(init), fold.values, body, fold.results))
+        self.append(For(kind, index, lower, upper, stride, tuple(init), fold.values, body, fold.results))
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
@@ -510,6 +503,8 @@ class KernelBuilder:
         branch = self._branch(condition)
         with self.inside(branch.then):
             yield
+        if self._indices.truth(condition) is False:
+            branch.then = Block()
         self.append(branch)
 
     @contextmanager
@@ -520,12 +515,16 @@ class KernelBuilder:
             raise OpError(f"kernel {self.name}: otherwise() must directly follow a when()")
         with self.inside(last.otherwise):
             yield
+        if self._indices.truth(last.condition):
+            last.otherwise = Block()
 
     def choose(
         self, condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]]
     ) -> tuple[Value, ...]:
         """The values of one of two computations, of which only that one runs."""
-        branch = self._branch(condition)
+        branch, holds = self._branch(condition), self._indices.truth(condition)
+        if holds is not None:
+            return tuple(then() if holds else otherwise())
         for block, compute in ((branch.then, then), (branch.otherwise, otherwise)):
             with self.inside(block):
                 block.yields = tuple(compute())
@@ -558,18 +557,3 @@ class KernelBuilder:
     def append(self, statement: Statement) -> None:
         """Append a finished statement; makers use the methods above, which check it."""
         self._blocks[-1].statements.append(statement)
-
-
-def _truncated_div(a: int, b: int) -> int:
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-
-
-_FOLDED: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": _truncated_div,
-    "rem": lambda a, b: a - b * _truncated_div(a, b),
-    "min": min,
-    "max": max,
-}
