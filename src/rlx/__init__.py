@@ -184,6 +184,7 @@ _UNSHOWN = frozenset(
         "gated_delta_net_carry",
         "image",
         "linear_transpose",
+        "reference_collective",
         "tree_util",
     }
     | {

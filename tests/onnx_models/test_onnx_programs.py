@@ -124,7 +124,7 @@ def test_a_model_runs_as_a_session_of_onnx_runtime_does():
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(BindingError, match="there is no output 'z'; it has minus, size"):
         loaded.run(["z"], {"x": x})
-    with pytest.raises(BindingError, match="a mapping from names to arrays"):
+    with pytest.raises(BindingError, match="inputs are given by name"):
         loaded.run(None, x)
 
 

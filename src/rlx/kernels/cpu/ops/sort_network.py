@@ -55,7 +55,8 @@ def deal_out_rows(
             alone(row)
         return
     network = RowNetwork(k, machine, word, most)
-    together = k.select(length <= most, k.as_index(lanes), 1)
+    # Lanes up to the longest, and 1 behind it: arithmetic alone, which a plan computes for the sizes of a run.
+    together = k.min(k.max((most + 1 - length) * lanes, 1), lanes)
     with k.parallel("rows", (rows + (together - 1)) // together) as number:
         first = number * together
         count = k.min(together, rows - first)
