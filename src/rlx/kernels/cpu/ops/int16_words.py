@@ -52,7 +52,9 @@ def int16_rows(site: OpSite) -> None:
             inverse = k.splat(k.const(1.0, F32) / scale, lanes)
             for j, part in enumerate(_whole(k, parts, inverse)):
                 k.store(y.buffer, to + j * lanes, k.cast(part, I16))
-            k.store(y.buffer, to + BLOCK, k.bitcast(scale, ValueType(I16, PAIR)))
+            # The bits of what is no number are not the same everywhere.
+            bits = k.select(k.eq(scale, scale), k.bitcast(scale, U32), NO_NUMBER)
+            k.store(y.buffer, to + BLOCK, k.bitcast(bits, ValueType(I16, PAIR)))
 
 
 @op_kernel(
@@ -123,8 +125,7 @@ def _scale_of(k: KernelBuilder, largest: Value, coarse_by: Callable[[Value], lis
     if largest.lanes == 1:
         square = k.reduce("add", square)
     length = k.sqrt(k.cast(square, F32)) + COARSE_ERROR
-    found = largest * (1 / COARSE) * k.max(length * (1 / longest), COARSE / LARGEST)
-    return k.select(k.eq(found, found), found, float("nan"))
+    return largest * (1 / COARSE) * k.max(length * (1 / longest), COARSE / LARGEST)
 
 
 def _whole(k: KernelBuilder, parts: list[Value], factor: Value) -> list[Value]:
