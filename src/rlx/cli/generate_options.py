@@ -15,8 +15,8 @@ from rlx.cli.waiting import Waiting
 from rlx.errors import RlxError
 from rlx.models.config_hf_seq2seq import is_seq2seq
 from rlx.models.decoder import MODEL_ACTIVATIONS
-from rlx.models.generation import Completion
-from rlx.models.language_model import LanguageModel, Pieces, load
+from rlx.models.generation import Completion, Pieces
+from rlx.models.language_model import LanguageModel, load
 from rlx.models.model_files import read_json
 from rlx.models.pull import find_model
 from rlx.models.writing_options import OPTIONS

@@ -51,6 +51,11 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
 
 
+# Text as it is written, of all sequences or of one; the values are the completions.
+Steps = Generator[list[str], None, list[Completion]]
+Pieces = Generator[str, None, Completion]
+
+
 class _Writer:
     """One answer while it is written."""
 
@@ -132,7 +137,7 @@ def write(
     context: int,
     logprobs: int | None = None,
     form: Grammar | None = None,
-) -> Generator[list[str], None, list[Completion]]:
+) -> Steps:
     """Continue the sequences of `batch`, whose next tokens have `logits` [B, V]. With a `form` answers are texts of it.
 
     Yields, for each step, the new text of every row; the generator's value is the list of completions.
@@ -205,3 +210,25 @@ def _context_message(context: int, written: int) -> str:
         f"the context of {context} tokens is full: the answer ends after {written} tokens; "
         "shorten the prompt or the conversation"
     )
+
+
+def first_row(steps: Steps) -> Pieces:
+    """The text of the only sequence."""
+    while True:
+        try:
+            pieces = next(steps)
+        except StopIteration as end:
+            completion: Completion = end.value[0]
+            return completion
+        if pieces[0]:
+            yield pieces[0]
+
+
+def drained(steps: Steps) -> list[Completion]:
+    """The completions, where the steps are of no interest."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            answers: list[Completion] = end.value
+            return answers

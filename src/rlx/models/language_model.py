@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -23,7 +23,7 @@ from rlx.foreign_names import no_attribute
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, MODEL_ACTIVATIONS, DecoderProgram, build_decoder
-from rlx.models.generation import Completion, write
+from rlx.models.generation import Completion, Pieces, Steps, drained, first_row, write
 from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
@@ -45,9 +45,6 @@ F32 = npt.NDArray[np.float32]
 Message = Mapping[str, Any]
 Texts = list[str] | tuple[str, ...]
 AdapterPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-# Text as it is written, of all sequences or of one; the values are the completions.
-Steps = Generator[list[str], None, list[Completion]]
-Pieces = Generator[str, None, Completion]
 
 # Positions whose logits, a whole vocabulary each, are held at the same time.
 _LOSS_CHUNK = 128
@@ -496,10 +493,10 @@ class LanguageModel:
             raise OpError(f"{caller}: prompts must be a list of prompts; for one text use generate or [text]")
         if not isinstance(prompts, Sequence):
             raise OpError(f"{caller}: a prompt is a text, and prompts are a list of them, got {prompts!r:.80}")
-        return _drain(self._write(caller, prompts, max_tokens, options, n))
+        return drained(self._write(caller, prompts, max_tokens, options, n))
 
     def _stream(self, caller: str, prompt: str | Sequence[int], max_tokens: int, options: Mapping[str, Any]) -> Pieces:
-        return _first_row(self._write(caller, [prompt], max_tokens, options))
+        return first_row(self._write(caller, [prompt], max_tokens, options))
 
     def _write(
         self,
@@ -582,28 +579,7 @@ def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def _first_row(steps: Steps) -> Pieces:
-    """The text of the only sequence."""
-    while True:
-        try:
-            pieces = next(steps)
-        except StopIteration as end:
-            completion: Completion = end.value[0]
-            return completion
-        if pieces[0]:
-            yield pieces[0]
-
-
 def _nothing() -> Steps:
     """No prompts have no answers."""
     yield from ()
     return []
-
-
-def _drain(steps: Steps) -> list[Completion]:
-    """The value of a generator, when its steps are of no interest."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value

@@ -21,8 +21,8 @@ import numpy as np
 from rlx.errors import RlxError
 
 if TYPE_CHECKING:
-    from rlx.models.generation import Completion
-    from rlx.models.language_model import LanguageModel, Pieces
+    from rlx.models.generation import Completion, Pieces
+    from rlx.models.language_model import LanguageModel
     from rlx.models.text_encoder import TextEncoder
 
 Document: TypeAlias = dict[str, Any]

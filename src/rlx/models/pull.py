@@ -151,6 +151,14 @@ def find_model(path_or_name: str | os.PathLike[str]) -> Path:
     return pull(text)
 
 
+def find_directory(path_or_name: str | os.PathLike[str], what: str) -> Path:
+    """`find_model` for what files of other kinds do not hold; `what` it is is said in the error."""
+    path = find_model(path_or_name)
+    if not path.is_dir():
+        raise FormatError(f"{path}: {what} is a Hugging Face directory with config.json and model.safetensors")
+    return path
+
+
 def existing(name: str | os.PathLike[str]) -> Path | None:
     """The file or folder of this name, if there is one; what no file can be called is none."""
     if not os.fspath(name):

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
-from rlx.errors import FormatError, OpError
+from rlx.errors import OpError
 from rlx.models.beams import Written, search
 from rlx.models.decoder import build_decoder
 from rlx.models.encoder import build_encoder
-from rlx.models.generation import Completion, write
+from rlx.models.generation import Completion, Pieces, drained, first_row, write
 from rlx.models.kv_cache import ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import weights_identity
-from rlx.models.pull import find_model
+from rlx.models.pull import find_directory
 from rlx.models.seq2seq import Seq2SeqFiles, build_source, open_seq2seq
 from rlx.models.text_encoder import batches, position_inputs
 from rlx.models.weights import read_weights
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 Source = str | Sequence[int]
-Pieces = Generator[str, None, Completion]
 
 
 def load_seq2seq(
@@ -56,9 +55,7 @@ def load_seq2seq(
 
     if activations not in ACTIVATIONS:
         raise OpError(f"load_seq2seq: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
-    path = find_model(path_or_name)
-    if not path.is_dir():
-        raise FormatError(f"{path}: such a model is a Hugging Face directory with config.json and model.safetensors")
+    path = find_directory(path_or_name, "such a model")
     source = weights_identity(path) if mmap else ""
     files = open_seq2seq(path, mmap)
     if weights is not None:
@@ -202,7 +199,9 @@ class Seq2SeqModel:
     ) -> Pieces:
         """What the model writes about a text, piece by piece; the generator's value is the `Completion`."""
         read = self._read("stream", max_tokens, options)
-        return self._streamed(self._ids("stream", source), max_tokens, self._beginning("stream", begin), read)
+        return first_row(
+            self._written([self._ids("stream", source)], max_tokens, self._beginning("stream", begin), read)
+        )
 
     def logits(self, source: Source, written: Sequence[int]) -> F32:
         """f32[len(written), V]: the scores of the token after each one that the answer has so far."""
@@ -228,7 +227,7 @@ class Seq2SeqModel:
         ids = [self._ids(caller, source) for source in sources]
         found: dict[int, Completion] = {}
         for chosen in batches([len(row) for row in ids], batch_size):
-            answers = _drained(self._written([ids[i] for i in chosen], max_tokens, first, read))
+            answers = drained(self._written([ids[i] for i in chosen], max_tokens, first, read))
             found |= zip(chosen, answers)
         return [found[i] for i in range(len(ids))]
 
@@ -298,24 +297,3 @@ class Seq2SeqModel:
         for answer, row in zip(answers, ids):
             answer.prompt_tokens = len(row)
         return answers
-
-    def _streamed(self, ids: list[int], max_tokens: int, first: Sequence[int], read: ReadOptions) -> Pieces:
-        steps = self._written([ids], max_tokens, first, read)
-        while True:
-            try:
-                pieces = next(steps)
-            except StopIteration as end:
-                completion: Completion = end.value[0]
-                return completion
-            if pieces[0]:
-                yield pieces[0]
-
-
-def _drained(steps: Generator[list[str], None, list[Completion]]) -> list[Completion]:
-    """The value of a generator."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            answers: list[Completion] = end.value
-            return answers

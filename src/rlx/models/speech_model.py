@@ -19,10 +19,10 @@ from rlx.audio.mel import whisper_log_mel
 from rlx.audio.resampling import resample
 from rlx.audio.wav import read_wav
 from rlx.backends.api import CompileOptions
-from rlx.errors import FormatError, OpError, ShapeError
+from rlx.errors import OpError, ShapeError
 from rlx.models.config_whisper import SAMPLE_RATE, WhisperConfig, WhisperTokens, whisper_config, whisper_tokens
 from rlx.models.model_files import open_weights, weights_identity
-from rlx.models.pull import find_model
+from rlx.models.pull import find_directory
 from rlx.models.weights import WeightFile, hf_weights, read_weights
 from rlx.models.whisper import WHISPER_NAMES, build_whisper
 from rlx.runtime.session import Session
@@ -57,9 +57,7 @@ def load_speech(path_or_name: str | os.PathLike[str], device: str = "cpu", threa
     """A speech model from a Hugging Face directory, or a name such as "openai/whisper-tiny" that is pulled first."""
     from rlx.models.tokenizer import Tokenizer
 
-    path = find_model(path_or_name)
-    if not path.is_dir():
-        raise FormatError(f"{path}: a speech model is a Hugging Face directory with config.json and model.safetensors")
+    path = find_directory(path_or_name, "a speech model")
     config = whisper_config(path)
     source = weights_identity(path)
     layers = max(config.encoder_layers, config.decoder_layers)

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
-from rlx.errors import FormatError, OpError
+from rlx.errors import OpError
 from rlx.models import encoder_names
 from rlx.models.config import EncoderConfig
 from rlx.models.config_hf_heads import classifier_config_from_hf, head_names
 from rlx.models.encoder import build_encoder
 from rlx.models.model_files import open_weights, read_json, weights_identity
-from rlx.models.pull import find_model
+from rlx.models.pull import find_directory
 from rlx.models.text_encoder import batches, position_inputs
 from rlx.models.weights import WeightFile, hf_weights, read_weights
 from rlx.ops.lowered.int8_products import ACTIVATIONS
@@ -77,9 +77,7 @@ def load_classifier(
 
     if activations not in ACTIVATIONS:
         raise OpError(f"load_classifier: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
-    path = find_model(path_or_name)
-    if not path.is_dir():
-        raise FormatError(f"{path}: a classifier is a Hugging Face directory with config.json and model.safetensors")
+    path = find_directory(path_or_name, "a classifier")
     config = classifier_config_from_hf(read_json(path / "config.json"))
     source = weights_identity(path) if mmap else ""
     prefix = encoder_names.HF_ENCODER_PREFIX[config.family]

@@ -23,7 +23,7 @@ from rlx.errors import FormatError, OpError
 from rlx.models.config_hf_vision import SightConfig, sight_config_from_hf
 from rlx.models.model_files import open_weights, read_json, weights_identity
 from rlx.models.picture_pixels import PictureRecipe, picture_recipe, pixels_of
-from rlx.models.pull import find_model
+from rlx.models.pull import find_directory
 from rlx.models.text_classifier import Label
 from rlx.models.vision import TowerProgram, build_texts, build_vision, spread_places
 from rlx.models.vision_names import CLIP_TEXTS, SIGLIP_TEXTS, VISION_NAMES, usually_named
@@ -68,9 +68,7 @@ def load_vision(
 
     if activations not in ACTIVATIONS:
         raise OpError(f"load_vision: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
-    path = find_model(path_or_name)
-    if not path.is_dir():
-        raise FormatError(f"{path}: such a model is a Hugging Face directory with config.json and model.safetensors")
+    path = find_directory(path_or_name, "such a model")
     source = weights_identity(path) if mmap else ""
     files = open_sight(path, mmap)
     if weights is not None:
