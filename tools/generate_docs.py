@@ -14,6 +14,7 @@ running their Python blocks (tools/doc_pages.py).
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def write(page: Path, text: str, check: bool) -> bool:
     return stale
 
 
-def main(check: bool, real: bool = False, wanted: tuple[str, ...] = ("",)) -> int:
+def main(check: bool, real: bool, wanted: tuple[str, ...]) -> int:
     generated = {name: text for name, text in GENERATED.items() if name.startswith(wanted)}
     stale = [name for name, text in generated.items() if write(ROOT / name, text(), check)]
     pages = [page for page in documentation() if page.relative_to(ROOT).as_posix().startswith(wanted)]
@@ -111,8 +112,12 @@ def main(check: bool, real: bool = False, wanted: tuple[str, ...] = ("",)) -> in
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", default=[""], help="how the names of the wanted pages begin: docs/api")
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail where a page is out of date")
+    parser.add_argument("--real", action="store_true", help="also run what needs pulled models")
+    chosen = parser.parse_args()
     try:
-        names = tuple(word for word in sys.argv[1:] if not word.startswith("--"))
-        sys.exit(main("--check" in sys.argv[1:], "--real" in sys.argv[1:], names or ("",)))
+        sys.exit(main(chosen.check, chosen.real, tuple(chosen.pages)))
     except PageError as failure:
         sys.exit(str(failure))
