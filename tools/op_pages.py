@@ -31,6 +31,7 @@ WHY_PRIMITIVE = {
     "A function with its own polynomial and a stated error bound; from other functions it would lose digits.": """exp
         log expm1 log1p sin cos atan tanh erf erfc pow""",
     "The only ways between complex numbers and their parts.": "real imag make_complex",
+    "Complex numbers as the pairs that they are in memory; compilers put it there.": "as_reals as_complex",
     "Pure index arithmetic: kernels fold it into their addresses and copy nothing, or copy once.": """reshape transpose
         expand slice concat pad reverse""",
     "Reading and writing at places that only the run knows.": """gather_nd scatter_nd dynamic_slice

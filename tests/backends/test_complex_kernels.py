@@ -94,8 +94,45 @@ def test_moving_and_choosing():
 
 
 def test_nothing_complex_is_stored_between_ops():
-    """|z²| of a complex input: its parts are taken once, all else is one map of real numbers."""
+    """|z²| of a complex input: one map, which reads the parts where they lie."""
     program = Program(lambda z: ops.complex_norm_sq(z * z), (("N",), "c64"))
-    assert program.kinds == ["complex", "complex", "map"]
+    assert program.kinds == ["map"]
     z = values(100).astype("c8")
     np.testing.assert_allclose(program(z)[0], np.abs(z.astype(np.complex128)) ** 4, rtol=1e-5)
+
+
+def test_both_parts_are_stored_by_the_loop_that_computes_them():
+    program = Program(lambda z: rlx.exp(z) * z, (("N",), "c64"))
+    assert program.kinds == ["map"]
+    for count in (1, 2, 15, 16, 17, 1000):
+        z = values(count).astype("c8")
+        close(program(z)[0], np.exp(z.astype(np.complex128)) * z, "c64")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((5, 7), (7, 1)), ((1, 7), (7, 9)), ((2, 7), (7, 9)), ((9, 7), (7, 4)), ((3, 2, 7), (3, 7, 5)), ((4, 1), (1, 4))],
+)
+def test_products_of_many_and_of_few_rows(left, right):
+    program = Program(lambda a, b: a @ b, (left, "c64"), (right, "c64"))
+    a, b = values(*left).astype("c8"), values(*right).astype("c8")
+    close(program(a, b)[0], a.astype(np.complex128) @ b.astype(np.complex128), "c64")
+    shared = Program(lambda a, b: (a * 2) @ ops.conjugate(b), (left, "c64"), (right, "c64"))
+    close(shared(a, b)[0], 2 * a.astype(np.complex128) @ b.conj().astype(np.complex128), "c64")
+
+
+def test_parts_of_sums_and_neighbours():
+    """Numbers that lie side by side are read together, wherever a slice begins."""
+    program = Program(lambda z: (ops.reduce_sum(z, (1,)), z[:, 1:] * z[:, :-1], ops.reverse(z, (1,))), ((6, 37), "c64"))
+    z = values(6, 37).astype("c8")
+    for found, wanted in zip(program(z), (z.sum(1), z[:, 1:] * z[:, :-1], z[:, ::-1]), strict=True):
+        close(found, wanted, "c64")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_real_values_stacked_element_by_element(count):
+    program = Program(lambda x: ops.stack([ops.exp(x * i) for i in range(count)], -1), (("N",), "f32"))
+    assert program.kinds == ["map"]
+    for size in (1, 16, 35):
+        x = rng.normal(size=size).astype("f4")
+        np.testing.assert_allclose(program(x)[0], np.exp(x[:, None] * np.arange(count)), rtol=1e-5)

@@ -33,6 +33,8 @@ LOWERED = {
     "SchurSteps",
     "SplitPairs",
     "TriangularVectors",
+    "AsComplex",
+    "AsReals",
     "AttentionGradients",
     "AttentionJoin",
     "AttentionParts",

@@ -340,7 +340,7 @@ class _Maker:
 
     def matrix(self, name: str, place: MatrixLayout) -> Matrix:
         batch, row, column = (self.extent(s) for s in place.strides)
-        return Matrix(name, self.graph.shape(place.node).dtype, row, column, batch, self.extent(place.offset))
+        return Matrix(name, self.graph.shape(place.node).dtype.real, row, column, batch, self.extent(place.offset))
 
     def matrices(self, name: str, places: Iterable[MatrixLayout]) -> tuple[Matrix, ...]:
         return tuple(self.matrix(f"{name}{number}", place) for number, place in enumerate(places))
@@ -365,6 +365,6 @@ class _Maker:
                 values.append(self.naming.literal(point.node))
             else:
                 number = len(shape.parts) + operands.setdefault(place, len(operands))
-                values.append(operand(number, point.node.shape.dtype))
+                values.append(operand(number, point.node.shape.dtype.real))
         epilogue = Epilogue((values[points.roots[0]],), self.matrices("e", operands))
         return shape, epilogue, [place.node for place in operands]

@@ -272,7 +272,9 @@ def build_program(
     inputs = [n for n in nodes if isinstance(n.op, Input)]
     params = [n for n in nodes if isinstance(n.op, Param)]
     constants = [n for n in nodes if isinstance(n.op, Constant)]
-    stored = [n for m in made if not m.is_hosted for n in m.lir.outputs if _is_own(lir, n)]
+    native = [m.lir for m in made if not m.is_hosted]
+    # Views have no memory of their own, but for results in which what they name is stored.
+    stored = [n for k in (*native, *(k for k in lir.kernels if k.kind == VIEW)) for n in k.outputs if _is_own(lir, n)]
     hosted = [m.node.id for m in made if m.is_hosted and _is_own(lir, m.node.id)]
     order = [*(n.id for n in inputs), *stored, *hosted, *(n.id for n in constants), *(n.id for n in params)]
     values = {node: ARENA + 1 + i for i, node in enumerate(order)}

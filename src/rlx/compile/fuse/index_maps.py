@@ -19,14 +19,15 @@ from rlx.errors import TraceError
 from rlx.ir.dims import floordiv
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.shape import Dims, Size, normalize_axes, normalize_axis
+from rlx.ops.lowered.complex_pairs import AsComplex, AsReals
 from rlx.ops.pointwise.conversion import Cast
 from rlx.ops.pointwise.unary import StopGradient
 from rlx.ops.reduction.reductions import Reduce
 from rlx.ops.shape.movement import Expand, Narrow, Reshape, Reverse, Slice, Transpose
 
 # Tuples and not unions, which are built anew wherever they are written.
-_VIEWS = (Reshape, Transpose, Expand, Narrow, Slice, Reverse, StopGradient)
-_IN_ORDER = (Reshape, StopGradient, Cast, Reduce)
+_VIEWS = (Reshape, Transpose, Expand, Narrow, Slice, Reverse, StopGradient, AsReals, AsComplex)
+_IN_ORDER = (Reshape, StopGradient, Cast, Reduce, AsReals, AsComplex)
 
 
 class AxisMap(NamedTuple):

@@ -15,6 +15,7 @@ from rlx.ir.dtype import BYTE_FLOATS, DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.kernel_kind import CALL, MAP, MATMUL, PARTS, VIEW
 from rlx.ir.leaves import Constant
+from rlx.ops.pointwise.complex_numbers import MakeComplex
 from rlx.ops.reduction.reductions import Reduce, ReduceOp
 from rlx.ops.shape.axis_indexing import Gather
 from rlx.ops.shape.creation import DimValue, Iota
@@ -42,7 +43,11 @@ def kernel_kind(graph: Graph, node: Node, generator: Generator, transparent: Con
         return CALL
     if is_view(graph, node) and is_alias(graph, node):
         return VIEW
-    if not all(is_native(n, generator) for n in (node, *(graph.nodes[i] for i in node.inputs))):
+    operands = [graph.nodes[i] for i in node.inputs]
+    if isinstance(node.op, MakeComplex):
+        # Two parts that are stored side by side; what it is written as when all else has its form.
+        return PARTS if all(is_native(n, generator) for n in operands) else CALL
+    if not all(is_native(n, generator) for n in (node, *operands)):
         return CALL
     if is_product(node):
         return CALL if product_form(graph, node, transparent, generator) is None else MATMUL

@@ -5,7 +5,7 @@ A part is computed where it lies in the whole, so that it is never stored by its
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from rlx.compile.fuse.index_maps import IndexMap, Unmappable, layout, reshape_map
@@ -27,10 +27,15 @@ class StoredPart(NamedTuple):
 
 
 class PartPoints(NamedTuple):
-    """The points of a part, and where it lies; the coordinates of the place, if it has some, are `points.needed`."""
+    """The points of parts with the same loops, and where each lies; the coordinates of the place of an only one, if it
+    has some, are `points.needed`."""
 
     points: KernelPoints
-    place: Lookup
+    places: tuple[Lookup, ...]
+
+
+# Values of which neighbours in memory are one each: more of them are more registers.
+MOST_SIDE_BY_SIDE = 4
 
 
 def has_parts(node: Node) -> bool:
@@ -60,7 +65,32 @@ def joined_below(graph: Graph, covered: Container[NodeId], root: Node) -> NodeId
     return node.id if node.id in covered and isinstance(node.op, Concat) else root.inputs[2]
 
 
-def stored_parts(graph: Graph, covered: Container[NodeId], root: Node) -> list[StoredPart]:
+def stored_parts(graph: Graph, covered: Container[NodeId], root: Node) -> list[list[StoredPart]]:
+    """The parts of a value by the loops that they have: those whose elements lie side by side one by one, as the parts
+    of complex numbers do, are computed and stored together."""
+    groups: list[list[StoredPart]] = []
+    for part in _parts_in_order(graph, covered, root):
+        if groups and _is_next_element(graph, groups[-1][-1], part):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    # All elements of a run are there, or other parts would be stored between them.
+    is_whole = all(len(group) == root.shape.dims[-1] <= MOST_SIDE_BY_SIDE for group in groups if len(group) > 1)
+    return groups if is_whole else [[part] for group in groups for part in group]
+
+
+def _is_next_element(graph: Graph, before: StoredPart, part: StoredPart) -> bool:
+    """Whether a part has the same loops as the one before, each element behind one of those."""
+    dims = graph.shape(part.node).dims
+    return (
+        isinstance(graph.nodes[part.root].op, Concat)
+        and dims[-1] == 1
+        and dims == graph.shape(before.node).dims
+        and part.starts == (*before.starts[:-1], before.starts[-1] + 1)
+    )
+
+
+def _parts_in_order(graph: Graph, covered: Container[NodeId], root: Node) -> list[StoredPart]:
     """The parts of a value, and in place of a covered concat among them the parts of that one."""
     found: list[StoredPart] = []
     whole = joined_below(graph, covered, root)
@@ -81,11 +111,11 @@ def stored_parts(graph: Graph, covered: Container[NodeId], root: Node) -> list[S
     return found
 
 
-def part_points(graph: Graph, covered: Container[NodeId], part: StoredPart) -> PartPoints:
-    """The points of one part; `Unmappable` if it has no loops."""
-    root, whole = graph.nodes[part.root], graph.shape(part.whole).dims
+def part_points(graph: Graph, covered: Container[NodeId], parts: Sequence[StoredPart]) -> PartPoints:
+    """The points of parts with the same loops; `Unmappable` if they have none."""
 
-    def place(nest: Nest) -> Lookup:
+    def place(part: StoredPart, nest: Nest) -> Lookup:
+        root, whole = graph.nodes[part.root], graph.shape(part.whole).dims
         maps = nest.full(graph.shape(part.node).dims)
         assert maps is not None
         moved: IndexMap = tuple(m.moved(start) for m, start in zip(maps, part.starts))
@@ -100,7 +130,7 @@ def part_points(graph: Graph, covered: Container[NodeId], part: StoredPart) -> P
         return found
 
     def needed(nest: Nest) -> list[tuple[NodeId, IndexMap]]:
-        return [(root.inputs[1], c.maps) for c in place(nest).coordinates]
+        return [(graph.nodes[p.root].inputs[1], c.maps) for p in parts for c in place(p, nest).coordinates]
 
-    points = points_of(graph, covered, (), [part.node], needed)
-    return PartPoints(points, place(points.nest))
+    points = points_of(graph, covered, (), [p.node for p in parts], needed)
+    return PartPoints(points, tuple(place(p, points.nest) for p in parts))

@@ -15,9 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Project
 from rlx.ir.op import Op
+from rlx.ir.rewrite.rebuild import Replacement, rebuild
 from rlx.ir.shape import broadcast_dims
+from rlx.ops.linalg.contraction import MatMul, matmul
+from rlx.ops.lowered.complex_pairs import AsComplex, AsReals
 from rlx.ops.nn.convolution import Im2Col
 from rlx.ops.pointwise.arithmetic import (
     Binary,
@@ -58,13 +62,27 @@ from rlx.ops.pointwise.unary import (
     tanh,
 )
 from rlx.ops.reduction.cumulative import Cumsum, CumsumBackward, Cumulative, CumulativeOp
-from rlx.ops.reduction.reductions import Reduce, ReduceOp
+from rlx.ops.reduction.reductions import Reduce, ReduceOp, reduce_sum
 from rlx.ops.reduction.window_reductions import ReduceWindow
 from rlx.ops.shape.axis_indexing import Gather, GatherBackward, ScatterAdd
 from rlx.ops.shape.creation import zeros_like
 from rlx.ops.shape.dynamic_slices import DynamicSlice, DynamicUpdateSlice
 from rlx.ops.shape.indexing import GatherNd, ScatterKind, ScatterNd
-from rlx.ops.shape.movement import Concat, Expand, Narrow, Pad, Reshape, Reverse, Slice, Transpose, expand
+from rlx.ops.shape.movement import (
+    Concat,
+    Expand,
+    Narrow,
+    Pad,
+    Reshape,
+    Reverse,
+    Slice,
+    Transpose,
+    concat,
+    expand,
+    narrow,
+    reshape,
+    swapaxes,
+)
 
 # Whatever the op says of itself: a Fourier transform is linear, but of real numbers it makes complex ones.
 _LINEAR = (
@@ -106,8 +124,6 @@ def _part_form(op: Op, operands: Sequence[Any]) -> Form | None:
         if first.shape == operands[1].shape:
             return None
         return lambda re, im: op(*(expand(x, dims) if x.shape != dims else x for x in (re, im)))
-    if not isinstance(first.node.op, MakeComplex):
-        return None
     if isinstance(op, Conjugate):
         return lambda z: _joined((parts(z)[0], neg(parts(z)[1])))
     return lambda z: parts(z)[isinstance(op, Imag)]
@@ -122,7 +138,37 @@ def parts(z: Any) -> Pair:
     if isinstance(op, Constant):
         value = op.value.array
         return z.graph.constant(value.real.copy()), z.graph.constant(value.imag.copy())
-    return Real()(z), Imag()(z)
+    both = pairs(z)
+    re, im = (reshape(narrow(both, -1, i, 1), z.shape) for i in (0, 1))
+    return re, im
+
+
+def pairs(z: Any) -> Any:
+    """A complex value with its parts along one axis more, as it lies in memory."""
+    op = z.node.op
+    if isinstance(op, AsComplex):
+        return z.graph.tensor(z.node.inputs[0])
+    return _side_by_side(parts(z)) if isinstance(op, MakeComplex | Constant) else AsReals()(z)
+
+
+def _side_by_side(pair: Pair) -> Any:
+    return concat([reshape(x, (*x.shape, 1)) for x in pair], -1)
+
+
+def stored_pairs(graph: Graph) -> Graph:
+    """The graph with complex values stored as what they are in memory, real and imaginary parts side by side: one loop
+    computes and stores both."""
+    if not any(isinstance(n.op, MakeComplex) for n in graph.nodes):
+        return graph
+
+    def visit(node: Node, operands: list[Any]) -> Replacement:
+        if not isinstance(node.op, MakeComplex):
+            return None
+        re, im = operands
+        found: Replacement = AsComplex()(_side_by_side((re, im)))
+        return found
+
+    return rebuild(graph, visit, "stored_pairs").graph
 
 
 def _joined(pair: Pair) -> Any:
@@ -185,6 +231,8 @@ def _products(op: Op) -> Form | None:
     """(a + ib)(c + id) = ac - bd + i(ad + bc), for any op that is linear in each of its first two operands."""
     if op.attributes.get("out_dtype") is not None:
         return None
+    if isinstance(op, MatMul):
+        return _matrix_product
 
     def build(x: Any, y: Any, *others: Any) -> Any:
         (a, b), (c, d) = parts(x), parts(y)
@@ -192,6 +240,31 @@ def _products(op: Op) -> Form | None:
         return _joined((re, op(a, d, *others) + op(b, c, *others)))
 
     return build
+
+
+def _matrix_product(x: Any, y: Any) -> Any:
+    """One product of real numbers, in which the larger operand is read as it lies.
+
+    Of many rows it is that of pairs a, b with columns of which c, -d and d, c stand below each other. Of few rows the
+    parts of these stand below each other, and what pairs c, d make of them is put together behind. With one column it
+    is a sum of each row.
+    """
+    (*lead, m, k), n = x.shape, y.shape[-1]
+    c, d = parts(y)
+    if n == 1:
+        products = _multiply(parts(x), (swapaxes(c, -1, -2), swapaxes(d, -1, -2)))
+        return _joined(tuple(reduce_sum(p, (-1,), keepdims=True) for p in products))
+    if not (isinstance(m, int) and isinstance(n, int) and m < n):
+        rows = [reshape(p, (*y.shape[:-2], k, 1, n, 2)) for p in (pairs(y), _side_by_side((neg(d), c)))]
+        columns = reshape(concat(rows, -3), (*y.shape[:-2], 2 * k, 2 * n))
+        found = matmul(reshape(pairs(x), (*lead, m, 2 * k)), columns)
+        return AsComplex()(reshape(found, (*found.shape[:-1], n, 2)))
+    found = matmul(concat(parts(x), -2), reshape(pairs(y), (*y.shape[:-1], 2 * n)))
+    found = reshape(found, (*found.shape[:-2], 2, m, n, 2))
+    (ac, ad), (bc, bd) = (
+        [reshape(narrow(narrow(found, -4, i, 1), -1, j, 1), (*found.shape[:-4], m, n)) for j in (0, 1)] for i in (0, 1)
+    )
+    return _joined((ac - bd, ad + bc))
 
 
 def _add(x: Pair, y: Pair) -> Pair:

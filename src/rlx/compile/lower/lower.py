@@ -21,7 +21,7 @@ from rlx.compile.lower.byte_products import byte_products
 from rlx.compile.lower.channels_last import channels_last
 from rlx.compile.lower.code_products import code_product
 from rlx.compile.lower.column_sums import column_parts
-from rlx.compile.lower.complex_numbers import complex_form
+from rlx.compile.lower.complex_numbers import complex_form, stored_pairs
 from rlx.compile.lower.complex_scans import scan_of_parts
 from rlx.compile.lower.concat import done_to_parts, joined_both_ways
 from rlx.compile.lower.conv import conv_form
@@ -127,7 +127,7 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
             # Values that had several readers may have one now, and with it another form.
             graph, is_merged = merge_equal_nodes(graph).graph, True
         else:
-            return graph
+            return stored_pairs(graph)
     raise InternalError(f"@{graph.name}: after {rounds} rounds some ops still have another form")
 
 

@@ -9,6 +9,7 @@ from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Input, Param, Project
 from rlx.ir.lir import LirViewAlias
 from rlx.ir.shape import Size
+from rlx.ops.lowered.complex_pairs import AsComplex, AsReals
 from rlx.ops.pointwise.conversion import Cast
 from rlx.ops.pointwise.unary import StopGradient
 from rlx.ops.shape.movement import Narrow, Reshape
@@ -17,7 +18,7 @@ from rlx.ops.shape.movement import Narrow, Reshape
 def is_pure_view(graph: Graph, node: Node) -> bool:
     """Whether a node merely names (a part of) its operand: nothing has to run for it."""
     op = node.op
-    if isinstance(op, Reshape | StopGradient):
+    if isinstance(op, Reshape | StopGradient | AsReals | AsComplex):
         return True
     if isinstance(op, Cast):
         return graph.shape(node.inputs[0]).dtype is op.to

@@ -34,7 +34,9 @@ def plan_buffers(
                 _join(plan, node, kernel.inputs[0], view_offset(graph, graph.nodes[node]))
             elif stored_over and node in stored_over:
                 _join(plan, node, stored_over[node], 0)
-    for output in stored_over or ():
+    native = {n for k in kernels if KernelKind.of(k.kind).is_native for n in k.outputs}
+    views = [n for k in kernels if k.kind == VIEW for n in k.outputs if plan.view_aliases[n].root in native]
+    for output in (*(stored_over or ()), *views):
         if output in graph.outputs:
             _move_to_output(graph, plan, output)
     stored = _stored_values(graph, kernels, plan)
@@ -69,7 +71,8 @@ def _join(plan: LirBufferPlan, node: NodeId, operand: NodeId, offset: Size) -> N
 
 
 def _move_to_output(graph: Graph, plan: LirBufferPlan, output: NodeId) -> None:
-    """Let what an output is stored over live in the memory of the output from the start, if it is as large."""
+    """Let what an output is stored over, or names, live in the memory of the output from the start, if it is as
+    large."""
     view = plan.view_aliases.get(output)
     if view is None or view.byte_offset != 0 or graph.nodes[view.root].is_leaf:
         return

@@ -360,8 +360,8 @@ class _PartMaker:
 
     def store(self, scope: Scope) -> None:
         by = scope.value(self.part.move.by) if self.part.move is not None else None
-        for output, expr in enumerate(self.part.exprs):
-            scope.store(len(self.nest.inputs) + output, scope.value(expr), by)
+        first = len(self.nest.inputs)
+        scope.store_all({first + j: scope.value(expr) for j, expr in enumerate(self.part.exprs)}, by)
 
     def gpu_block(self, block: Value) -> None:
         """A block covers consecutive elements, neighbouring threads neighbouring ones, so that accesses coalesce."""

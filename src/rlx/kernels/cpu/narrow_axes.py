@@ -14,7 +14,7 @@ from rlx.kernels.ir.extents import Extent
 from rlx.kernels.ir.loop_ir import Value
 from rlx.kernels.specs.expr import topological
 from rlx.kernels.specs.map_parts import MapPart
-from rlx.kernels.specs.scopes import Access, LoopNest, Scope
+from rlx.kernels.specs.scopes import Access, LoopNest, Scope, interleaved
 
 # Sizes of such an axis. Others make vectors of which a large part stays empty.
 NARROW = (2, 3, 4, 8)
@@ -95,13 +95,7 @@ class NarrowScope(Scope):
             return k.load(buffer, place, lanes=self.size, stride=apart, mask=self.mask)
         at = [place + apart * i for i in range(self.size)]
         planes = [k.load(buffer, p, lanes=self.steps, mask=self.step_mask) for p in at]
-        # Joined in pairs, the last one with itself where it has no other.
-        width = self.steps
-        while len(planes) > 1:
-            pairs = [(planes[i], planes[min(i + 1, len(planes) - 1)]) for i in range(0, len(planes), 2)]
-            planes = [k.shuffle(a, range(2 * width), b) for a, b in pairs]
-            width *= 2
-        return k.shuffle(planes[0], [i % self.size * self.steps + i // self.size for i in range(self.lanes)])
+        return interleaved(k, planes)
 
     def store(self, number: int, value: Value, by: Value | None = None) -> None:
         k, buffer = self.nest.k, self.nest.buffers[number]

@@ -24,7 +24,7 @@ from rlx.kernels.ir.loop_ir import Buffer, Const, Kernel, Literal, Value
 from rlx.kernels.ir.subgroups import has_subgroup_join, join_subgroups
 from rlx.kernels.machines import Machine
 from rlx.kernels.specs.expr import JOINS, Expr, compute_dtype, is_simple
-from rlx.kernels.specs.scopes import VECTOR_BYTES, Access, LoopNest, Scope, aligned_lanes
+from rlx.kernels.specs.scopes import SPAN, VECTOR_BYTES, Access, LoopNest, Scope, aligned_lanes
 from rlx.ops.reduction.reductions import ReduceOp, identity_of
 
 # Vectors of this many registers keep enough additions in flight; code with math functions needs the registers itself.
@@ -97,6 +97,7 @@ class _RowMaker:
         buffers = declare_buffers(k, inputs, outputs, may_keep_in_outputs(exprs, fixed), align)
         nest = self.nest = LoopNest(k, Extents(k), shape, buffers, inputs, outputs, exprs, length)
         nest.aligned_lanes = lanes
+        nest.machine = None if machine.is_gpu else machine
         # Of a GPU that share a row.
         self.threads = self.threads_of_row(lanes)
         # The axis that lanes cover is the innermost one.
@@ -124,7 +125,9 @@ class _RowMaker:
             # A few numbers of each row, as the moments of a bias after its gradient, cost nothing beside the rows.
             weight = math.prod(sizes[axis] for axis in moved) if by_size else len(moved)
             for axis in moved:
-                weights[axis] += weight * (access.strides[axis] == 1)
+                # Elements that lie a few apart are read with those between, which others of them may be.
+                step = access.strides[axis]
+                weights[axis] += weight * (2 if step == 1 else int(isinstance(step, int) and 1 < step <= SPAN))
         return max(reversed(weights), key=lambda axis: (weights[axis], axis in length))
 
     def threads_of_row(self, lanes: int) -> int:
@@ -321,8 +324,8 @@ class _RowMaker:
         return [len(self.nest.inputs) + j for j in self.stored_per_element]
 
     def store_element(self, place: Scope) -> None:
-        for number, j in zip(self.element_accesses(), self.stored_per_element):
-            place.store(number, place.value(self.nest.exprs[j]))
+        values = (place.value(self.nest.exprs[j]) for j in self.stored_per_element)
+        place.store_all(dict(zip(self.element_accesses(), values)))
 
     def joined(self, scope: Scope, reductions: Sequence[Expr], visit: Visit, stores: bool) -> list[Value]:
         """The values of reductions that need nothing of each other, in one visit of the row, which also stores elements

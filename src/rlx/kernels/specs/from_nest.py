@@ -78,14 +78,14 @@ def loops_of(graph: Graph, points: KernelPoints, stored: Sequence[tuple[NodeId, 
 
 
 def part_of(graph: Graph, part: PartPoints, naming: Naming) -> MapPart:
-    """The map of one part of a value that is put together from parts."""
-    root = graph.nodes[part.place.memory]
-    maker = _LoopMaker(graph, part.points, [(root.id, part.place.layout)], naming)
+    """The map of one part of a value that is put together from parts, or of several with the same loops."""
+    maker = _LoopMaker(graph, part.points, [(p.memory, p.layout) for p in part.places], naming)
     loops, move = maker.make(), None
+    root = graph.nodes[part.places[0].memory]
     if isinstance(root.op, ScatterNd):
+        (place,) = part.places
         ids = [maker.values[i] for i in part.points.needed]
-        place = maker.position_of(part.place, ids, root.op.mode is not IndexMode.Clip)
-        move = Move(*place, is_unique=root.op.unique)
+        move = Move(*maker.position_of(place, ids, root.op.mode is not IndexMode.Clip), is_unique=root.op.unique)
     return MapPart(loops.rows, loops.inputs, loops.outputs, loops.exprs, move)
 
 
@@ -155,14 +155,14 @@ class _LoopMaker:
 
     def access(self, node: NodeId, place: Layout) -> Access:
         strides = tuple(self.naming.extent(place.strides[group[-1]]) for group in self.axes)
-        dtype = self.graph.shape(node).dtype
+        dtype = self.graph.shape(node).dtype.real
         return Access(self.naming.buffer(node), dtype, strides, self.naming.extent(place.offset))
 
     def value(self, point: Point, args: Sequence[Expr]) -> Expr:
         node = point.node
         place = self.read_place(point)
         if point.is_read:
-            return self.naming.literal(node) if place is None else operand(self.reads[place], node.shape.dtype)
+            return self.naming.literal(node) if place is None else operand(self.reads[place], node.shape.dtype.real)
         match node.op:
             case Iota(dtype=dtype, axis=axis):
                 return self.position(point.maps[normalize_axis(axis, node.shape.rank, "iota")], dtype)

@@ -63,12 +63,12 @@ def aligned_lanes(shape: Sequence[Extent], accesses: Sequence[Access], exprs: Se
 SPAN = 4
 
 
-def is_near(machine: Machine, buffer: Buffer, step: int, lanes: int) -> bool:
-    """Whether lanes `step` elements apart are worth being picked from a longer vector, or from one that is turned
-    round."""
+def is_near(machine: Machine, buffer: Buffer, step: int, lanes: int, used: int = 1) -> bool:
+    """Whether lanes `step` elements apart are worth being picked from a longer vector, of which so many elements of
+    each step are `used`, or from one that is turned round."""
     if step == -1 or lanes == 1:
         return lanes > 1 and buffer.dtype is not DType.BOOL
-    fits = step * lanes * buffer.dtype.size_bytes <= SPAN * machine.vector_bytes
+    fits = step * lanes * buffer.dtype.size_bytes <= SPAN * used * machine.vector_bytes
     return 1 < step <= SPAN and fits and machine.has_masked_access(buffer.dtype) and buffer.dtype is not DType.BOOL
 
 
@@ -79,6 +79,18 @@ def load_near(k: KernelBuilder, buffer: Buffer, place: Value, step: int, lanes: 
     # Behind the last one nothing need exist.
     mask = k.lane_mask((lanes - 1) * step + 1, lanes * step)
     return k.shuffle(k.load(buffer, place, lanes=lanes * step, mask=mask), range(0, lanes * step, step))
+
+
+def interleaved(k: KernelBuilder, planes: Sequence[Value]) -> Value:
+    """The first lane of each of some vectors, then the second ones, and so on."""
+    count, width = len(planes), planes[0].lanes
+    order = [i % count * width + i // count for i in range(count * width)]
+    # Joined in pairs, the last one with itself where it has no other.
+    joined = list(planes)
+    while len(joined) > 2:
+        pairs = [(joined[i], joined[min(i + 1, len(joined) - 1)]) for i in range(0, len(joined), 2)]
+        joined = [k.shuffle(a, range(2 * a.lanes), b) for a, b in pairs]
+    return k.shuffle(joined[0], order, joined[-1])
 
 
 class LoopNest:
@@ -149,6 +161,20 @@ class LoopNest:
         sizes = [compute_dtype(n.dtype).size_bytes for n in nodes if not self._depends[n].isdisjoint(axes)]
         return max(sizes, default=1)
 
+    def run_of(self, number: int, axis: int, among: Collection[int]) -> list[int]:
+        """The accesses among some that lie in the same steps along an axis as one does, by where they lie in it."""
+        own = self.accesses[number]
+        step = own.strides[axis]
+
+        def is_beside(other: Access) -> bool:
+            if not isinstance(own.offset, int) or not isinstance(other.offset, int) or not isinstance(step, int):
+                return False
+            same_layout = (other.name, other.strides) == (own.name, own.strides)
+            return same_layout and other.offset // step == own.offset // step
+
+        found = {a.offset: n for n in among if is_beside(a := self.accesses[n])}
+        return [found[offset] for offset in sorted(found, key=int)] if step not in (0, 1) else [number]
+
     def has_masks(self, machine: Machine, axis: int) -> bool:
         """Whether everything that lanes along an axis touch can be accessed under a mask."""
         touched = [a for a in self.accesses if a.moves_along(axis)]
@@ -175,6 +201,8 @@ class Scope:
         self.lane_axis, self.lanes, self.mask = lane_axis, lanes, mask
         self.values: dict[Expr, Value] = {}
         self.places: dict[int, Value] = {}
+        # By the first access of a run: what all of them are parts of.
+        self.runs: dict[int, Value] = {}
         for number in range(len(nest.accesses)) if touched is None else touched:
             place = around.places[number] if around else nest.offsets[number]
             for axis, start in starts.items():
@@ -232,12 +260,22 @@ class Scope:
         mask = self.mask if self.lanes > 1 else None
         if mask is None and nest.machine is not None and isinstance(nest.accesses[number].strides[self.lane_axis], int):
             step = int(nest.accesses[number].strides[self.lane_axis])
+            run = nest.run_of(number, self.lane_axis, [n for n in self.places if n < len(nest.inputs)])
+            if len(run) == step and is_near(nest.machine, nest.buffers[number], step, self.lanes, step):
+                return self._of_run(run, number)
             if is_near(nest.machine, nest.buffers[number], step, self.lanes):
                 return load_near(k, nest.buffers[number], self.places[number], step, self.lanes)
         align = self._align(number)
         return k.load(
             nest.buffers[number], self.places[number], lanes=self.lanes, stride=stride, mask=mask, align=align
         )
+
+    def _of_run(self, run: Sequence[int], number: int) -> Value:
+        """The elements of one of the accesses that lie side by side, which are all read at once."""
+        k, step, first = self.nest.k, len(run), run[0]
+        if first not in self.runs:
+            self.runs[first] = k.load(self.nest.buffers[first], self.places[first], lanes=self.lanes * step)
+        return k.shuffle(self.runs[first], range(run.index(number), self.lanes * step, step))
 
     def _align(self, number: int) -> int:
         """What the addresses of vectors are multiples of, where that is known."""
@@ -276,3 +314,26 @@ class Scope:
         stride = self.nest.strides[number][self.lane_axis]
         align = 0 if by is not None else self._align(number)
         k.store(buffer, place, k.splat(data, self.lanes), stride=stride, mask=self.mask, align=align)
+
+    def store_all(self, values: Mapping[int, Value], by: Value | None = None) -> None:
+        """Store values by their accesses; those that lie side by side, one element of each, as one vector."""
+        k, nest, left = self.nest.k, self.nest, dict(values)
+        while left:
+            number = next(iter(left))
+            run = self._stored_run(number, left) if by is None else [number]
+            if len(run) == 1:
+                self.store(number, left.pop(number), by)
+                continue
+            buffer = nest.buffers[number]
+            data = [k.splat(k.cast(left.pop(n), buffer.dtype), self.lanes) for n in run]
+            k.store(buffer, self.places[run[0]], interleaved(k, data))
+
+    def _stored_run(self, number: int, among: Collection[int]) -> list[int]:
+        """The accesses that are stored together with one."""
+        nest, axis = self.nest, self.lane_axis
+        if nest.machine is None or axis is None or self.lanes == 1 or self.mask is not None:
+            return [number]
+        run = nest.run_of(number, axis, among) if self.has_lanes(number) else [number]
+        is_whole = len(run) == nest.accesses[number].strides[axis]
+        is_near = len(run) <= SPAN and nest.buffers[number].dtype is not DType.BOOL
+        return run if is_whole and is_near else [number]

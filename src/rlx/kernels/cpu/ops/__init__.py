@@ -46,7 +46,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "attention_parts": ("AttentionJoin",),
     "barrier": ("Barrier",),
     "bidiagonal": ("Bidiagonalized",),
-    "complex_parts": ("Real", "Imag", "MakeComplex", "Conjugate"),
     "conv": ("Conv", "Conv2dBackwardInput", "ConvTranspose2d"),
     "conv_weights": ("Conv2dBackwardWeight",),
     "cumulative": ("Cumulative", "RunningFrom"),
