@@ -127,12 +127,12 @@ def has_own_attention(machine: Machine, graph: Graph, node: Node) -> bool:
     share keys among blocks themselves, and tiles have rows enough."""
     if machine.is_text:
         return True
-    from rlx.kernels.gpu.attention import tensor_refusal
+    from rlx.kernels.gpu.attention import few_rows_refusal
     from rlx.kernels.gpu.attention_tiles import has_tiles
 
     assert isinstance(node.op, Attention)
     operands = [graph.shape(i) for i in node.inputs]
-    return has_tiles(machine, node.op, operands) or not tensor_refusal(machine, node.op, operands)
+    return has_tiles(machine, node.op, operands) or not few_rows_refusal(machine, node.op, operands)
 
 
 def _has_gradient_kernels(machine: Machine, graph: Graph, node: Node) -> bool:

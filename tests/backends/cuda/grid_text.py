@@ -40,6 +40,7 @@ _COMPARED = {
     "eq": np.equal,
     "ne": np.not_equal,
     "oeq": np.equal,
+    "oge": np.greater_equal,
     "ogt": np.greater,
     "one": np.not_equal,
 }
@@ -116,6 +117,8 @@ class GridWarp:
         self.count = 0
         # Products of matrices that nobody has waited for: what each has read, and where.
         self.products: list[list[tuple[Any, Any]]] = []
+        # Groups of copies that lanes wait for, the last one still open.
+        self.groups: list[list[Callable[[], None]]] = [[]]
 
     @property
     def here(self) -> int:
@@ -608,4 +611,5 @@ def _run_grid(
             where = {f"block {w.block.number} warp {w.warp}: {program.lines[w.here][:150]}" for w, _ in running}
             raise AssertionError("nobody can go on:\n" + "\n".join(sorted(where)))
     assert not any(block.copies for block in grid), "copies that nobody awaits"
+    assert all(warp.groups == [[]] for warp in warps), "copies that a warp does not await"
     return sum(warp.count for warp in warps)

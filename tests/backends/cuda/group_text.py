@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 from grid_text import _CALLED, GridWarp, Program, _loads, run_grid
-from warp_text import LANES, TYPES
+from warp_text import LANES, TYPES, turned_out
 
 _CALLED |= {
     "llvm.smin.i64": lambda a, b: np.minimum(a.view(np.int64), b.view(np.int64)).view(np.uint64),
@@ -100,6 +100,14 @@ class GroupProgram(Program):
             return _named_barrier(code)
         if code.startswith("cp.async.bulk.tensor"):
             return self.box(code)
+        if code == "mov.u32 $0, %tid.x;":
+            return lambda warp, given: [np.arange(LANES, dtype=np.uint32) + np.uint32(warp.warp * LANES)]
+        if code.startswith(("cp.async.cg", "cp.async.commit", "cp.async.wait")):
+            return _copied(code)
+        if code.startswith("ldmatrix"):
+            return _matrices(code)
+        if "@p ld.global.nc" in code:
+            return _guarded_load(code)
         if "wgmma.mma_async" in code:
             return _product(code, outputs)
         if code.startswith("wgmma.wait_group"):
@@ -305,6 +313,70 @@ def _awaited(code: str, outputs: int) -> Act:
         return [g.view(np.uint32) for g in given] if outputs else None
 
     return wait
+
+
+def _copied(code: str) -> Act:
+    """Copies of a warp's lanes: they land at any time from where they begin to where they are awaited."""
+    if "commit_group" in code:
+        return lambda warp, given: warp.groups.append([])
+    if "wait_group" in code:
+        left = int(code.split("wait_group ")[1].rstrip(";"))
+
+        def wait(warp: GridWarp, given: Sequence[Any]) -> None:
+            # The last list has what is not committed.
+            while len(warp.groups) - 1 > left:
+                for land in warp.groups.pop(0):
+                    land()
+
+        return wait
+    assert "cg.shared.global" in code and ", 16, " in code
+
+    def copy(warp: GridWarp, given: Sequence[Any]) -> None:
+        to, source, sizes = (given[int(n)] for n in re.findall(r"\$(\d+)", code))
+        mask, whole = warp.active & (sizes > 0), np.zeros((LANES, 16), np.uint8)
+        assert np.isin(sizes, (0, 16)).all()
+        if mask.any():
+            whole[mask] = warp.block.memory.load(source[mask], 16)
+        places, data = to[warp.active], whole[warp.active]
+        done: list[bool] = []
+
+        def land() -> None:
+            if not done:
+                warp.block.shared.store(places, data)
+                done.append(True)
+
+        if warp.block.rng.random() < 0.5:
+            land()
+        warp.groups[-1].append(land)
+
+    return copy
+
+
+def _matrices(code: str) -> Act:
+    offset = np.uint32(int(re.search(r"\[\$\d+\+(\d+)\]", code)[1]))  # type: ignore[index]
+
+    def read(warp: GridWarp, given: Sequence[Any]) -> Any:
+        assert warp.active.all()
+        return turned_out(warp.block.shared.load(given[0] + offset, 16), ".trans" in code)
+
+    return read
+
+
+def _guarded_load(code: str) -> Act:
+    """An element where a number is above another one, else 0."""
+    above, bound, kind, at, offset = re.search(  # type: ignore[union-attr]
+        r"setp\.gt\.s32 p, \$(\d+), (\d+); mov\.b32 \$0, 0; @p ld\.global\.nc\.(\w+) \$0, \[\$(\d+)\+(\d+)\];", code
+    ).groups()
+    size = {"u8": 1, "u16": 2, "b32": 4}[kind]
+
+    def load(warp: GridWarp, given: Sequence[Any]) -> Any:
+        mask = warp.active & (given[int(above) - 1].view(np.int32) > int(bound))
+        data = np.zeros((LANES, 4), np.uint8)
+        if mask.any():
+            data[mask, :size] = warp.block.memory.load(given[int(at) - 1][mask] + np.uint64(int(offset)), size)
+        return [data.view(np.uint32)[:, 0].copy()]
+
+    return load
 
 
 def _store_matrices(warp: GridWarp, given: Sequence[Any]) -> None:

@@ -96,12 +96,13 @@ def drawn(case: Case, batch: int) -> tuple[Any, Any, Any]:
     return q.astype(np.float32 if case.is_split else BF16), k.astype(BF16), v.astype(BF16)
 
 
-def exact(case: Case, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-    """The result and the logarithms of base 2 of sums of powers, in f64."""
+def exact(case: Case, q: Any, k: Any, v: Any, added: Any = 0.0, sinks: Any = -np.inf) -> tuple[Any, Any]:
+    """The result and the logarithms of base 2 of sums of powers, in f64; `added` to scores, and a sink of each head."""
     k, v = (np.nan_to_num(x.astype("f8")).repeat(case.group, 1) for x in (k, v))
     scores = q.astype("f8") @ k.swapaxes(-1, -2) * case.width**-0.5
     if case.softcap is not None:
         scores = np.tanh(scores / case.softcap) * case.softcap
+    scores = scores + added
     counts = np.array(case.lengths or [case.keys] * len(q))
     key, row = np.arange(case.keys), np.arange(case.queries)
     seen = np.broadcast_to(key < counts[:, None, None], (len(q), case.queries, case.keys))
@@ -112,10 +113,11 @@ def exact(case: Case, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
         if case.window is not None:
             seen = seen & (key >= position - case.window)
     scores = np.where(seen[:, None], scores, -np.inf)
-    peak = scores.max(-1, keepdims=True)
+    sinks = np.asarray(sinks).reshape(-1, 1, 1)
+    peak = np.maximum(scores.max(-1, keepdims=True), sinks)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     powers = np.exp(scores - peak)
-    total = powers.sum(-1, keepdims=True)
+    total = powers.sum(-1, keepdims=True) + np.exp(sinks - peak)
     logs = np.where(total > 0, (np.log(np.where(total > 0, total, 1.0)) + peak) * np.log2(np.e), np.inf)
     return powers @ v / np.where(total > 0, total, 1.0), logs[..., 0]
 

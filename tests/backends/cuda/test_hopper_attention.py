@@ -23,7 +23,7 @@ from rlx.ops.attn.gradients import AttentionBackward
 SM_90A = machine_named("sm_90a")
 
 
-def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=False, turned=False, rows="", **options):
+def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=False, turned=False, rows="", sinks=False, **options):
     """Attention of symbolic lengths; with a `cache` as a model has it, with the heads of q behind its positions. `rows`
     is the type of q, if it is another one."""
     graph = rlx.Graph("attention")
@@ -35,8 +35,12 @@ def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=Fa
     )
     if cache:
         options["kv_len"], options["positions"] = graph.input("n", ("B",), "i32"), graph.input("p", ("B", "S"), "i64")
-    if mask:
+    if mask and options["mask_kind"] == "bias":
+        options["mask"] = graph.input("m", (1, heads, "S", "T"), "bf16")
+    elif mask:
         options["mask"] = graph.input("m", ("B", "T"), "bool")
+    if sinks:
+        options["sinks"] = graph.input("s", (heads,), "f32")
     with building(graph):
         q = ops.transpose(q, (0, 2, 1, 3)) if turned else q
         y = ops.attention(q, k, v, layout="bhsd", **options)
@@ -47,7 +51,7 @@ def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=Fa
 
 def kernel_of(graph, machine=SM_90A):
     lir = CompilePipeline.new("cuda").compile(graph).lir
-    (kernel,) = (k for k in lir.kernels if k.kind == "attention")
+    (kernel,) = (k for k in lir.kernels if k.kind in ("attention", "attention_with_sinks"))
     return make_kernel("attention", lir.as_graph(), kernel, machine)
 
 
@@ -100,10 +104,9 @@ def test_rows_of_f32_are_cut_into_parts(width, parts, keys):
         ({"dtype": "f16", "rows": "f32"}, "f32 queries of f16 keys"),
         ({"width": 84}, "heads of 84 and 84"),
         ({"width": 80, "rows": "f32"}, "heads of 80 and 80"),
-        ({"mask_kind": "custom", "mask": True}, "a custom operand"),
         ({"score_scale": -1.0}, "a scale of -1.0"),
     ],
-    ids=["f32", "halves", "width", "split", "mask", "scale"],
+    ids=["f32", "halves", "width", "split", "scale"],
 )
 def test_others_keep_their_loop_kernel_and_say_why(options, reason):
     forms, refusal = forms_of(**options)
@@ -113,12 +116,6 @@ def test_others_keep_their_loop_kernel_and_say_why(options, reason):
 def test_gradients_of_narrow_heads_go_through_tiles():
     shapes = [Shape((2, 4, 300, 96), "bf16")] * 3
     assert gradient_refusal(SM_90A, AttentionBackward(4, 96, wrt="all"), shapes) == "heads of 96 and 96"
-
-
-def test_other_chips_keep_their_loop_kernel():
-    sm_80 = machine_named("sm_80")
-    forms, refusal = forms_of(machine=sm_80)
-    assert not forms and refusal == "sm_80 has no wgmma"
 
 
 def test_keys_are_cut_into_parts_only_where_the_kernel_does_not():

@@ -292,11 +292,7 @@ class _Warp:
         return [np.ascontiguousarray(words[:, i]) for i in range(outputs)]
 
     def matrices(self, at: Any, is_turned: bool) -> list[Any]:
-        """Four of 8 x 8 halves: lanes 8i .. 8i + 7 say where rows of matrix i are; lane 4g + t gets two of row g."""
-        rows = self.shared.load(at, 16).view(np.uint16).reshape(4, 8, 8)
-        if is_turned:
-            rows = rows.transpose(0, 2, 1)
-        return [np.ascontiguousarray(matrix).view(np.uint32).reshape(LANES) for matrix in rows]
+        return turned_out(self.shared.load(at, 16), is_turned)
 
     def copies(self, code: str, inputs: Sequence[Any]) -> None:
         if "commit_group" in code:
@@ -325,6 +321,14 @@ class _Warp:
     def arrive(self, group: Sequence[tuple[Any, Any]]) -> None:
         for to, data in group:
             self.shared.store(to, data)
+
+
+def turned_out(lines: Any, is_turned: bool) -> list[Any]:
+    """Four of 8 x 8 halves: lanes 8i .. 8i + 7 have read rows of matrix i; lane 4g + t gets two of row g."""
+    rows = lines.view(np.uint16).reshape(4, 8, 8)
+    if is_turned:
+        rows = rows.transpose(0, 2, 1)
+    return [np.ascontiguousarray(matrix).view(np.uint32).reshape(LANES) for matrix in rows]
 
 
 def _like(mask: Any, value: Any) -> Any:

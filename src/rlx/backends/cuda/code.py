@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlx.backends.cuda.alignment import needed_alignments, without_alignment
 from rlx.backends.cuda.device import Gpu
-from rlx.backends.cuda.hopper.attention_form import attention_refusal, attention_ways
 from rlx.backends.cuda.hopper.batched_product import BatchedForm, batched_refusal
 from rlx.backends.cuda.hopper.code_form import CodeRowsForm, codes_refusal
 from rlx.backends.cuda.hopper.expanded_form import ExpandedForm, expanded_refusal
@@ -19,6 +18,7 @@ from rlx.backends.cuda.hopper.few_form import FewRowsForm, few_rows_refusal
 from rlx.backends.cuda.hopper.form import BATCHES, HopperForm, product_refusal
 from rlx.backends.cuda.hopper.gradient_form import GradientForm, gradient_form_refusal
 from rlx.backends.cuda.hopper.launching import TensorForm
+from rlx.backends.cuda.hopper.mma_attention_form import attention_ways
 from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
 from rlx.backends.cuda.hopper.pixel_form import PixelForm, pixel_refusal
 from rlx.backends.cuda.hopper.routed_form import RoutedForm, routed_refusal
@@ -189,11 +189,8 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
             found.insert(0, ExpandedForm(kernel.origin, params, machine, tensor_code))
         return tuple(found), "" if found else refusal
     if isinstance(kernel.origin, AttentionOrigin):
-        refusal = attention_refusal(kernel.origin)
-        if refusal:
-            return (), refusal
-        ways = attention_ways(kernel.origin)
-        return tuple(form(kernel.origin, params, machine, tensor_code) for form in ways), ""
+        ways, refusal = attention_ways(kernel.origin, machine)
+        return tuple(form(kernel.origin, params, machine, tensor_code) for form in ways), refusal
     if isinstance(kernel.origin, GradientOrigin):
         refusal = gradient_form_refusal(kernel.origin)
         return (() if refusal else (GradientForm(kernel.origin, params, machine, tensor_code),)), refusal

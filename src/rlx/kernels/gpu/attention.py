@@ -20,13 +20,18 @@ from rlx.kernels.machines import Machine
 from rlx.ops.attn.attention import Attention
 from rlx.ops.attn.gradients import AttentionBackward
 from rlx.ops.attn.operands import AttentionBase, AttentionLayout
+from rlx.ops.attn.sinks import AttentionWithSinks
 from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWithLogs
 from rlx.ops.lowered.attention_parts import AttentionParts
 
+# The first generation with `mma` of bf16, and copies that threads need not wait for.
+_OLDEST = 80
 # f32 is multiplied as the sum of numbers of bf16, where keys and values are of that type.
 TENSOR_TYPES = (DType.F16, DType.BF16)
 # Widths of heads: multiples of the widest swizzled row, as far as registers hold the sums.
 TENSOR_WIDTHS = (64, 128, 192, 256)
+# Elements of masks and biases that kernels read.
+MASK_TYPES = (DType.BOOL, DType.F16, DType.BF16, DType.F32)
 # The axis of positions.
 SEQUENCES = {AttentionLayout.Bsm: -2, AttentionLayout.Bshd: 1, AttentionLayout.Bhsd: 2}
 # Heads whose gradients registers hold beside the scores.
@@ -47,10 +52,12 @@ class Strided(NamedTuple):
 
 class AttentionOrigin(NamedTuple):
     """q, k, v and the result as [batch, head, position, element]; lengths [batch] and positions [batch, query], which
-    may have no stride along the batch."""
+    may have no stride along the batch; a mask as [batch, head, query, key], with no stride where one serves all; sinks
+    [head]."""
 
     op: AttentionBase
-    refusal: str  # why there is no kernel for tensor cores, whatever the strides
+    refusal: str  # why there is no kernel for tensor cores for many rows, whatever the strides
+    few_refusal: str  # and for few rows
     q: Strided
     k: Strided
     v: Strided
@@ -62,6 +69,8 @@ class AttentionOrigin(NamedTuple):
     lengths: Strided | None
     positions: Strided | None
     logs: Strided | None
+    mask: Strided | None
+    sinks: Strided | None
 
 
 class GradientOrigin(NamedTuple):
@@ -93,31 +102,72 @@ def is_filled_up(op: AttentionBase, width: int) -> bool:
     return any(w not in TENSOR_WIDTHS for w in (op.head_dim, width))
 
 
-def tensor_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape], may_fill: bool = False) -> str:
-    """Why an attention has no kernel for tensor cores, wherever its operands lie; empty if it has one. With `may_fill`
-    heads may be narrower than those of the kernel."""
+def has_own_scores(op: AttentionBase) -> bool:
+    """Whether scores are more than products that some rows do not see: a mask or sinks are operands."""
+    return op.mask_kind.is_operand or isinstance(op, AttentionWithSinks)
+
+
+def few_rows_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
+    """Why an attention has no kernel for tensor cores in which blocks share keys, wherever its operands lie; empty if
+    it has one. f32 is multiplied as the sum of numbers of bf16."""
+    reason = _refusal(machine, op, operands)
+    if reason:
+        return reason
+    if has_own_scores(op):
+        return "sinks" if isinstance(op, AttentionWithSinks) else f"a {op.mask_kind} operand"
+    width = value_width(op, operands[2])
+    return f"heads of {op.head_dim} and {width}" if is_filled_up(op, width) else ""
+
+
+def many_rows_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
+    """The same of many rows."""
+    reason = _refusal(machine, op, operands)
+    if reason:
+        return reason
+    if _is_split(operands):
+        if not machine.has_wgmma:
+            return f"{machine.name} has no wgmma, and queries are f32"
+        return few_rows_refusal(machine, op, operands)
+    widths = op.head_dim, value_width(op, operands[2])
+    return (
+        ""
+        if all(0 < w <= TENSOR_WIDTHS[-1] and w % 8 == 0 for w in widths)
+        else f"heads of {widths[0]} and {widths[1]}"
+    )
+
+
+def _is_split(operands: Sequence[Shape]) -> bool:
+    return operands[0].dtype is DType.F32 and operands[1].dtype is DType.BF16
+
+
+def _refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
+    """What no kernel takes."""
     q, k, v = operands[:3]
-    if not machine.has_wgmma:
-        return f"{machine.name} has no wgmma"
-    is_split = q.dtype is DType.F32 and k.dtype is DType.BF16
-    if k.dtype is not v.dtype or not (is_split or (q.dtype in TENSOR_TYPES and q.dtype is k.dtype)):
+    if machine.generation < _OLDEST:
+        return f"{machine.name} has no mma of bf16"
+    if k.dtype is not v.dtype or not (_is_split(operands) or (q.dtype in TENSOR_TYPES and q.dtype is k.dtype)):
         return f"{q.dtype} queries of {k.dtype} keys"
-    if op.mask_kind.is_operand:
-        return f"a {op.mask_kind} operand"
-    widths = op.head_dim, value_width(op, v)
-    can_fill = may_fill and not is_split and all(0 < w <= TENSOR_WIDTHS[-1] and w % 8 == 0 for w in widths)
-    if is_filled_up(op, widths[1]) and not can_fill:
-        return f"heads of {widths[0]} and {widths[1]}"
     if op.scale <= 0 or op.window >= FAR:
         return f"a scale of {op.scale} and a window of {op.window}"
-    if any(x.dtype not in (DType.I32, DType.I64) for x in operands[3:]):
+    named = op.extras(tuple(operands[3:]))
+    if any(x is not None and x.dtype not in (DType.I32, DType.I64) for x in (named.kv_len, named.positions)):
         return "lengths or positions that are not i32 or i64"
+    if named.mask is not None and named.mask.dtype not in MASK_TYPES:
+        return f"a {op.mask_kind} operand of {named.mask.dtype}"
+    if named.sinks is not None and named.sinks.dtype is not DType.F32:
+        return f"sinks of {named.sinks.dtype}"
     return ""
 
 
 def gradient_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
     """The same of the gradients of an attention; operands q, k, v, and what may be missing at the end."""
-    reason = tensor_refusal(machine, op, operands[:3])
+    if not machine.has_wgmma:
+        return f"{machine.name} has no wgmma"
+    if op.mask_kind.is_operand:
+        return f"a {op.mask_kind} operand"
+    plain = op.replace(has_kv_len=False, has_positions=False)
+    assert isinstance(plain, AttentionBase)
+    reason = few_rows_refusal(machine, plain, operands[:3])
     if reason:
         return reason
     if operands[0].dtype is not operands[1].dtype:
@@ -138,20 +188,22 @@ def attention_origin(site: OpSite) -> AttentionOrigin | GradientOrigin | Attenti
     """That of a site; None if it is no attention."""
     op = site.op
     if isinstance(op, AttentionParts):
-        return AttentionRefusal(tensor_refusal(site.machine, op, [x.shape for x in site.inputs]))
+        return AttentionRefusal(few_rows_refusal(site.machine, op, [x.shape for x in site.inputs]))
     if isinstance(op, AttentionBackward):
         return AttentionRefusal(gradient_refusal(site.machine, op, [x.shape for x in site.inputs]))
     if isinstance(op, AttentionGradients):
         return _gradient_origin(site, op)
-    if not isinstance(op, Attention | AttentionWithLogs):
+    if not isinstance(op, Attention | AttentionWithLogs | AttentionWithSinks):
         return None
     named = op.extras(site.inputs[3:])
     q, k, v = site.inputs[:3]
     width = value_width(op, v.shape)
     sequence = SEQUENCES[op.layout]
+    shapes = [x.shape for x in site.inputs]
     return AttentionOrigin(
         op,
-        tensor_refusal(site.machine, op, [x.shape for x in site.inputs], may_fill=True),
+        many_rows_refusal(site.machine, op, shapes),
+        few_rows_refusal(site.machine, op, shapes),
         _by_heads(q, op.layout, op.head_dim),
         _by_heads(k, op.layout, op.head_dim),
         _by_heads(v, op.layout, width),
@@ -163,6 +215,8 @@ def attention_origin(site: OpSite) -> AttentionOrigin | GradientOrigin | Attenti
         None if named.kv_len is None else _strided(named.kv_len),
         None if named.positions is None else _per_batch(_strided(named.positions)),
         _strided(site.outputs[1]) if isinstance(op, AttentionWithLogs) else None,
+        None if named.mask is None else _mask(named.mask),
+        None if named.sinks is None else _strided(named.sinks),
     )
 
 
@@ -194,6 +248,13 @@ def _strided(slab: Slab) -> Strided:
 
 def _per_batch(positions: Strided) -> Strided:
     return positions if len(positions.strides) == 2 else positions._replace(strides=(0, *positions.strides))
+
+
+def _mask(slab: Slab) -> Strided:
+    place = _strided(slab)
+    axes = {2: (0, 3), 3: (0, 2, 3), 4: (0, 1, 2, 3)}[len(place.strides)]
+    steps = {axis: 0 if size == 1 else step for axis, size, step in zip(axes, slab.shape.dims, place.strides)}
+    return place._replace(strides=tuple(steps.get(axis, 0) for axis in range(4)))
 
 
 def _by_heads(slab: Slab, layout: AttentionLayout, width: int) -> Strided:

@@ -11,7 +11,6 @@ see in full are compared with positions.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -31,13 +30,13 @@ from rlx.backends.cuda.hopper.instructions import (
     sync_threads,
 )
 from rlx.backends.cuda.hopper.lanes import Lanes
-from rlx.backends.cuda.hopper.seen_keys import SeenKeys
+from rlx.backends.cuda.hopper.score_rows import ScoreRows
+from rlx.backends.cuda.hopper.seen_keys import KeyTiles, SeenKeys
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 
 THREADS = 384
-# Words that one thread finds out for all: the last tile of keys, how many, the first and end of those seen by all
-# queries, and how many keys there are.
-_NOTED = 5
+# Words of `KeyTiles`, which one thread finds out for all.
+_NOTED = len(KeyTiles._fields)
 
 
 def attention_text(name: str, shape: AttentionShape, triple: str) -> str:
@@ -131,41 +130,6 @@ class GroupAttention(Lanes):
             with w.loop(0, w.select(last.equals(i), 1, 2)) as half:
                 yield QueryTile(head // heads, head % heads, w.select(half.equals(0), last, i))
 
-    # Which keys are seen.
-
-    def extremes(self, tile: QueryTile, length: Val) -> tuple[Val, Val]:
-        """The lowest and the highest position of a tile. With positions, all threads of a warp must come here."""
-        w, first = self.w, tile.number * ROWS
-        if self.shape.positions is None:
-            return self.seen.position(tile.batch, first, length), self.seen.position(
-                tile.batch, first + (ROWS - 1), length
-            )
-        found = [self.seen.position(tile.batch, first + self.lane + i * 32, length) for i in range(ROWS // 32)]
-        lowest, highest = found[0], found[0]
-        for other in found[1:]:
-            lowest, highest = w.least(lowest, other), w.most(highest, other)
-        text = "redux.sync.{}.s32 $0, <x>, 0xffffffff;"
-        (lowest,) = w.asm(text.format("min"), results=["i32"], x=lowest)
-        (highest,) = w.asm(text.format("max"), results=["i32"], x=highest)
-        return lowest, highest
-
-    def key_tiles(self, tile: QueryTile) -> list[Val]:
-        """What is noted for a tile of queries, see `_NOTED`."""
-        w, shape, keys = self.w, self.shape, self.shape.keys
-        length = self.seen.given_length(tile.batch)
-        count = self.seen.key_count(length)
-        end, seen_by_all, first, first_of_all = count, count, w.value(0), w.value(0)
-        if shape.is_causal:
-            lowest, highest = self.extremes(tile, length)
-            end = w.most(w.least(count, highest + 1), 0)
-            seen_by_all = w.most(w.least(count, lowest + 1), 0)
-            if shape.window is not None:
-                first = w.most(lowest - shape.window, 0) // keys
-                first_of_all = (w.most(highest - shape.window, 0) + (keys - 1)) // keys
-        last = w.most((end + (keys - 1)) // keys, 1) - 1
-        tiles = w.most(last + 1 - first, 1)
-        return [last, tiles, first_of_all, seen_by_all // keys, count]
-
     # The thread that brings tiles.
 
     def produce(self) -> None:
@@ -176,13 +140,13 @@ class GroupAttention(Lanes):
         with w.when(self.thread < workers):
             parity, k_ring, v_ring = Var(w, 0), Ring(w, STAGES), Ring(w, STAGES)
             with self.each_tile() as tile:
-                noted = self.key_tiles(tile)
+                noted = self.seen.tiles(tile.batch, tile.number * ROWS, ROWS, self.shape.keys, self.lane)
                 with w.when(self.thread.equals(0)):
                     self.bring(tile, noted, parity, k_ring, v_ring)
 
-    def bring(self, tile: QueryTile, noted: Sequence[Val], parity: Var, k_ring: Ring, v_ring: Ring) -> None:
+    def bring(self, tile: QueryTile, noted: KeyTiles, parity: Var, k_ring: Ring, v_ring: Ring) -> None:
         w, shape = self.w, self.shape
-        last, count = noted[:2]
+        last, count = noted.last, noted.tiles
         barrier_wait(w, self.q_empty, parity.get() ^ 1)
         for number, word in enumerate(noted):
             w.asm("st.shared.b32 [<a>], <x>;", a=self.notes + 4 * number, x=word)
@@ -233,10 +197,9 @@ class GroupAttention(Lanes):
         w, shape = self.w, self.shape
         w.asm("setmaxnreg.inc.sync.aligned.u32 232;")
         self.q_parity, self.k_ring, self.v_ring = Var(w, 0), Ring(w, STAGES), Ring(w, STAGES)
-        self.highest, self.total = ([Var(w, 0.0, "float") for _ in range(2)] for _ in range(2))
+        self.rows = ScoreRows(self, shape.keys, shape.softcap is not None)
         self.sums = [Var(w, 0.0, "float") for _ in range(shape.width // 2)]
         self.weights = [Var(w, 0) for _ in range(shape.keys // 4 * shape.weight_parts)]
-        self.scores = [Var(w, 0.0, "float") for _ in range(shape.keys // 2)]
         # The first group may begin.
         with w.when(self.group.equals(1)):
             w.asm("bar.arrive 3, 256;")
@@ -248,21 +211,19 @@ class GroupAttention(Lanes):
 
     def attend(self, tile: QueryTile) -> None:
         w, shape = self.w, self.shape
-        rows = self.row_limits(tile)
+        limits_of_rows = self.seen.limits(tile.batch, self.first_row(tile))
         barrier_wait(w, self.q_full, self.q_parity.get())
         last, tiles, clean_first, clean_end, count = (
             w.asm("ld.shared.b32 $0, [<a>];", results=["i32"], a=self.notes + 4 * i)[0] for i in range(_NOTED)
         )
-        limits = [(end if end is not None else count, first) for end, first in rows]
-        if shape.is_causal:
-            limits = [(w.least(end, count), first) for end, first in limits]
+        limits = self.seen.existing(limits_of_rows, count)
         self.take_queries(tile)
 
         barrier_wait(w, self.k_full(self.k_ring.stage.get()), self.k_ring.parity.get())
         scores = w.asm("wgmma.wait_group.sync.aligned 0;", self.multiply_keys())
         self.arrive(self.k_empty(self.k_ring.stage.get()))
         self.k_ring.advance()
-        self.keep(scores)
+        self.rows.keep(scores)
         is_clean = last < clean_end
         if shape.window is not None:
             is_clean = is_clean & (last > clean_first - 1)
@@ -270,7 +231,7 @@ class GroupAttention(Lanes):
             self.hide(last, limits)
         if shape.lengths is not None:
             self.clear_values(last, count)
-        self.weigh(self.softmax(is_first=True, is_clean=False)[0])
+        self.weigh(self.rows.softmax(is_first=True, is_clean=False)[0])
         for variable in self.sums:
             variable.set(0.0)
         # Loops of their own for tiles that all rows see in full: a branch between the products would keep the assembler
@@ -293,10 +254,12 @@ class GroupAttention(Lanes):
         v_stage = self.v_ring.stage.get()
         barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
         self.multiply_values()
-        totals = [self.of_row(total.get()) for total in self.total]
+        totals = self.rows.totals()
         shares = [self.share(total) for total in totals]
         if self.logs is not None:
-            self.store_logs(self.logs, tile, totals)
+            head = w.wide(tile.batch * shape.heads + tile.head) * w.wide(self.queries)
+            start = self.logs + head * 4
+            self.rows.store_logs(lambda row: start + w.wide(row) * 4, self.first_row(tile), self.queries, totals)
         done = w.asm("wgmma.wait_group.sync.aligned 0;", [s.get() for s in self.sums])
         self.arrive(self.v_empty(v_stage))
         self.v_ring.advance()
@@ -315,12 +278,12 @@ class GroupAttention(Lanes):
         barrier_wait(w, self.v_full(v_stage), self.v_ring.parity.get())
         self.multiply_values()
         w.asm("bar.arrive <i>, 256;", i=w.value(4) - self.group)
-        self.keep(w.asm("wgmma.wait_group.sync.aligned 1;", running))
+        self.rows.keep(w.asm("wgmma.wait_group.sync.aligned 1;", running))
         self.arrive(self.k_empty(k_stage))
         self.k_ring.advance()
         if hide is not None:
             hide()
-        powers, factors = self.softmax(is_first=False, is_clean=hide is None)
+        powers, factors = self.rows.softmax(is_clean=hide is None)
         # Weights may change when the running product has read them: passing through the wait keeps that order.
         done = w.asm("wgmma.wait_group.sync.aligned 0;", [*(s.get() for s in self.sums), *powers])
         self.arrive(self.v_empty(v_stage))
@@ -333,45 +296,8 @@ class GroupAttention(Lanes):
         """The first of the two queries of this thread, which are eight apart."""
         return tile.number * ROWS + self.group * 64 + (self.inside >> 5) * 16 + (self.lane >> 2)
 
-    def store_logs(self, logs: Val, tile: QueryTile, totals: Sequence[Val]) -> None:
-        w, shape = self.w, self.shape
-        scale = 1.0 if shape.softcap is not None else shape.scale * math.log2(math.e)
-        head = tile.batch * shape.heads + tile.head
-        for r, total in enumerate(totals):
-            row = self.first_row(tile) + 8 * r
-            log = w.call("llvm.nvvm.lg2.approx.ftz.f", "float", total) + self.highest[r].get() * scale
-            # A query that sees nothing has no weights.
-            log = w.select(self.is_seen(self.highest[r].get()), log, math.inf, "float")
-            with w.when((self.lane & 3).equals(0) & (row < self.queries)):
-                address = logs + (w.wide(head) * w.wide(self.queries) + w.wide(row)) * 4
-                w.asm("st.global.f32 [<a>], <x>;", a=address, x=log)
-
-    def row_limits(self, tile: QueryTile) -> list[tuple[Val | None, Val | None]]:
-        """For both rows of this thread the end of the keys that it sees, None: all, and the first one."""
-        shape = self.shape
-        if not shape.is_causal:
-            return [(None, None)] * 2
-        length = self.seen.given_length(tile.batch)
-        first_row = self.first_row(tile)
-        found: list[tuple[Val | None, Val | None]] = []
-        for r in range(2):
-            position = self.seen.position(tile.batch, first_row + 8 * r, length)
-            found.append((position + 1, None if shape.window is None else position - shape.window))
-        return found
-
     def hide(self, number: Val, limits: Sequence[tuple[Val, Val | None]]) -> None:
-        """This thread has the columns 8j + 2 (lane % 4) + e of a tile, e = 0, 1, of two rows that are eight apart."""
-        w = self.w
-        start = number * self.shape.keys + (self.lane & 3) * 2
-        ends = [end - start for end, _ in limits]
-        firsts = [None if first is None else first - start for _, first in limits]
-        for i, variable in enumerate(self.scores):
-            column, r = i // 4 * 8 + i % 2, i % 4 // 2
-            seen = ends[r] > column
-            first = firsts[r]
-            if first is not None:
-                seen = seen & (first < column + 1)
-            variable.set(w.select(seen, variable.get(), -math.inf, "float"))
+        self.rows.hide(number * self.shape.keys + (self.lane & 3) * 2, limits)
 
     def clear_values(self, number: Val, count: Val) -> None:
         """Rows of values behind the last key may be anything, and zero times anything must be zero."""
@@ -388,65 +314,6 @@ class GroupAttention(Lanes):
                 w.asm("st.shared.v4.b32 [<a>], {<z>, <z>, <z>, <z>};", a=place, z=0)
             show_stores(w)
             w.asm("bar.sync <i>, 128;", i=self.group + 1)
-
-    def keep(self, scores: Sequence[Val]) -> None:
-        for variable, value in zip(self.scores, scores, strict=True):
-            variable.set(self.finished(value))
-
-    def finished(self, score: Val) -> Val:
-        """A product of query and key; with a softcap the power of 2 that it stands for."""
-        cap = self.shape.softcap
-        return score if cap is None else self.capped(score, cap)
-
-    def of_row(self, part: Val) -> Val:
-        """What the four lanes of a row have, together."""
-        part = part + self.from_lane(part, 1)
-        return part + self.from_lane(part, 2)
-
-    def joined(self, function: Callable[[Val, Val], Val], values: Sequence[Val]) -> Val:
-        """Four chains: enough that does not wait for each other, in few registers."""
-        chains = list(values[:4])
-        for i, value in enumerate(values[4:]):
-            chains[i % 4] = function(chains[i % 4], value)
-        return function(function(chains[0], chains[1]), function(chains[2], chains[3]))
-
-    def softmax(self, is_first: bool, is_clean: bool) -> tuple[list[Val], list[Val]]:
-        """Scores to powers, and what earlier sums are multiplied by, for both rows of this thread. In a clean tile
-        every row sees something."""
-        w, shape = self.w, self.shape
-        scale = 1.0 if shape.softcap is not None else shape.scale * math.log2(math.e)
-        powers: dict[int, Val] = {}
-        factors: list[Val] = []
-        scores = [s.get() for s in self.scores]
-        rows = [[i for i in range(len(scores)) if i % 4 // 2 == r] for r in range(2)]
-        before = [x.get() for x in self.highest]
-        bases: list[Val] = []
-        # Both rows before the first power: the assembler then has this to do while the product of the values runs.
-        for r, own in enumerate(rows):
-            highest = self.joined(self.larger, [scores[i] for i in own])
-            if not is_first:
-                highest = self.larger(highest, before[r])
-            # Four neighbouring lanes have a row.
-            highest = self.larger(highest, self.from_lane(highest, 1))
-            highest = self.larger(highest, self.from_lane(highest, 2))
-            self.highest[r].set(highest)
-            base = highest * -scale
-            if not is_clean:
-                base = w.select(self.is_seen(highest), base, 0.0, "float")
-            bases.append(base)
-        for r, own in enumerate(rows):
-            for number, i in enumerate(own):
-                power = self.exp2
-                # Evenly among the others, so that both units have something to do.
-                if is_clean and number * shape.polynomials % 8 < shape.polynomials:
-                    power = self.exp2_by_polynomial
-                powers[i] = power(scores[i] * scale + bases[r])
-            total = self.joined(lambda a, b: a + b, [powers[i] for i in own])
-            if not is_first:
-                factors.append(self.exp2(before[r] * scale + bases[r]))
-                total = self.total[r].get() * factors[r] + total
-            self.total[r].set(total)
-        return [powers[i] for i in range(len(scores))], factors
 
     def weigh(self, powers: Sequence[Val]) -> None:
         for variable, i in zip(self.weights, range(0, len(powers), 2)):

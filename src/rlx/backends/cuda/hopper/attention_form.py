@@ -17,7 +17,7 @@ from rlx.backends.cuda.memory import DeviceBuffer
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
-from rlx.kernels.gpu.attention import FAR, AttentionOrigin, Strided, is_filled_up, tensor_width
+from rlx.kernels.gpu.attention import FAR, AttentionOrigin, Strided, tensor_width
 from rlx.kernels.machines import Machine
 from rlx.ops.attn.operands import AttentionBase, MaskKind
 
@@ -26,18 +26,11 @@ MOST_QUERIES = 8
 _INTEGERS = {DType.I32: Integers("i32"), DType.I64: Integers("i64")}
 
 
-def attention_refusal(origin: AttentionOrigin) -> str:
-    """Why an attention has no form; empty if it has one."""
-    if not origin.refusal and any(x.strides[3] != 1 for x in (origin.q, origin.k, origin.v)):
-        return "strides"
-    return origin.refusal
-
-
-def attention_shape(op: AttentionBase, dtype: DType, width: int) -> AttentionShape:
-    """That of an attention without operands that say which keys there are, to values whose heads are so wide."""
+def attention_shape(op: AttentionBase, dtype: DType, depth: int, width: int) -> AttentionShape:
+    """That of an attention without operands that say which keys there are, in a kernel for heads that are so wide."""
     return AttentionShape(
-        tensor_width(op.head_dim),
-        tensor_width(width),
+        depth,
+        width,
         ELEMENTS[DType.BF16 if dtype is DType.F32 else dtype],
         op.num_heads,
         op.num_heads // op.kv_heads,
@@ -56,23 +49,22 @@ def row_tile_count(shape: AttentionShape, rows: int) -> int:
     return 1 if rows <= 8 or (shape.is_split and shape.depth > 128) else 2
 
 
-def attention_ways(origin: AttentionOrigin) -> tuple[type[DecodeForm | AttentionForm], ...]:
-    """The forms of an attention that is not refused. That of few rows has no logarithms, and reads whole heads."""
-    has_both = origin.logs is None and not is_filled_up(origin.op, origin.width)
-    return (DecodeForm, AttentionForm) if has_both else (AttentionForm,)
-
-
-class _OfAttention(TensorForm):
-    """What both have."""
+class OfAttention(TensorForm):
+    """What all have."""
 
     def __init__(self, origin: AttentionOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)
         self.origin = origin
-        self.shape = attention_shape(origin.op, origin.q.dtype, origin.width)._replace(
+        depth, width = (self.kernel_width(x) for x in (origin.op.head_dim, origin.width))
+        self.shape = attention_shape(origin.op, origin.q.dtype, depth, width)._replace(
             lengths=None if origin.lengths is None else _INTEGERS[origin.lengths.dtype],
             positions=None if origin.positions is None else _INTEGERS[origin.positions.dtype],
             has_logs=origin.logs is not None,
         )
+
+    def kernel_width(self, width: int) -> int:
+        """Of the heads of a kernel that takes heads which are so wide."""
+        return tensor_width(width)
 
     def sizes(self, words: Sequence[int]) -> tuple[int, int, int] | None:
         """Batch, queries and keys, if there are some, and not too many."""
@@ -95,7 +87,7 @@ class _OfAttention(TensorForm):
         return [n for x in operands for n in (self.address(x, words), *(self.number(s, words) for s in x.strides))]
 
 
-class AttentionForm(_OfAttention):
+class AttentionForm(OfAttention):
     """One attention. Code is made when it is first launched, and serves all sizes."""
 
     name, entry = "wgmma attention", "attention"
@@ -155,7 +147,7 @@ class AttentionForm(_OfAttention):
         return MapSpec(self.address(operand, words), sizes, strides, (64, box, 1, 1), self.shape.element)
 
 
-class DecodeForm(_OfAttention):
+class DecodeForm(OfAttention):
     """The same for few queries: blocks share the keys of a head."""
 
     name, entry = "mma attention of few rows", "decode"

@@ -38,7 +38,8 @@ class _OfGradients(TensorForm):
     def __init__(self, origin: GradientOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)
         self.origin = origin
-        self.shape = GradientShape(attention_shape(origin.op, origin.q.dtype, origin.op.head_dim))
+        depth = origin.op.head_dim
+        self.shape = GradientShape(attention_shape(origin.op, origin.q.dtype, depth, depth))
         # By GPU. Launches follow each other in one stream; smaller ones of before stay: recorded launches may use them.
         self._kept: dict[int, list[DeviceBuffer]] = {}
 

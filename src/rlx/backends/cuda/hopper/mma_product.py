@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
 from rlx.backends.cuda.hopper.instructions import mma, sync_block
+from rlx.backends.cuda.hopper.warp_tiles import copy_piece
 from rlx.backends.cuda.hopper.writer import Val, Var, Writer
 from rlx.errors import InternalError
 
@@ -146,7 +147,7 @@ class _MmaProduct:
         target = to + line * 128 + ((piece ^ (line & 7)) << 4)
         for start in range(0, lines, LINES):
             number = w.least(first + line + start, count - 1)
-            self.copy(target + start * 128, at + w.wide(number) * pitch, place, self.k)
+            copy_piece(w, target + start * 128, at + w.wide(number) * pitch, place, self.k)
 
     def bring_slabs(self, to: Val, at: Val, pitch: Val, k: Val) -> None:
         """Lines along the columns of B, slab by slab of 64 columns; zeros behind the end of K and behind the last."""
@@ -160,16 +161,7 @@ class _MmaProduct:
             limit = w.select(number < self.k, self.n, 0)
             for slab in range(self.shape.columns // 64):
                 place = self.column + piece * 8 + slab * 64
-                self.copy(target + (slab * DEPTH * 128 + start * 128), source, place, limit)
-
-    def copy(self, to: Val, line: Val, place: Val, limit: Val) -> None:
-        """16 bytes from an element of a line on, or zeros if it is not below the limit."""
-        w = self.w
-        inside = place < limit
-        source = line + (w.wide(w.select(inside, place, 0)) << 1)
-        size = w.select(inside, 16, 0)
-        named: dict[str, Val | int] = {"from": source, "to": to, "n": size}
-        w.asm("cp.async.cg.shared.global [<to>], [<from>], 16, <n>;", named=named)
+                copy_piece(w, target + (slab * DEPTH * 128 + start * 128), source, place, limit)
 
     # Products.
 
