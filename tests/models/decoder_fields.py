@@ -49,6 +49,9 @@ OPT = {
     "activation_function": "relu",
 }
 
+MAMBA = {k: COMMON[k] for k in ("hidden_size", "num_hidden_layers", "vocab_size")} | {"state_size": 5}
+HEADS = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_conv": 3}
+
 FAMILIES = {
     "smollm3": COMMON | {"model_type": "smollm3", "num_hidden_layers": 4},
     "granite": COMMON | MULTIPLIERS | {"model_type": "granite", "logits_scaling": 0.5},
@@ -147,6 +150,17 @@ FAMILIES = {
     | {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8}
     | {"moe_num_shared_experts": 2},
     "hunyuan_moe": COMMON | {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [2, 2]},
+    "granitemoehybrid_states": COMMON
+    | MULTIPLIERS
+    | HEADS
+    | {"model_type": "granitemoehybrid", "shared_intermediate_size": 8, "layer_types": ["mamba", "attention"]},
+    "mamba": MAMBA | {"model_type": "mamba"},
+    "falcon_mamba": MAMBA | {"model_type": "falcon_mamba", "expand": 1, "mixer_rms_eps": 1e-5},
+    "mamba2": MAMBA | {"model_type": "mamba2", "num_heads": 4, "head_dim": 8, "n_groups": 2},
+    "bamba": COMMON | HEADS | {"model_type": "bamba", "attn_layer_indices": [1]},
+    "lfm2": COMMON
+    | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "norm_eps": 1e-5}
+    | {"block_multiple_of": 8},
     "minimax_m2": COMMON
     | {"model_type": "minimax_m2", "head_dim": 8, "rotary_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
 }

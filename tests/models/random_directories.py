@@ -110,7 +110,17 @@ def _has_bias(family: str, role: str) -> bool:
         return role in ("q", "k", "v", "o", "router") or role.startswith("experts")
     if family in ("glm", "glm4", "seed_oss"):
         return role in ("q", "k", "v")
+    if role in ("ssm_dt", "ssm_conv"):
+        return True
     return family.startswith("qwen2") and role in ("q", "k", "v")
+
+
+def _as_states_are_stored(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    """Layers with states have a logarithm of -A, no suffixes for three parts, and convolutions of three axes."""
+    base, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
+    if part in ("A", "D", "dt"):
+        return f"{base}.{ {'A': 'A_log', 'D': 'D', 'dt': 'dt_bias'}[part] }", array
+    return name, array[:, None] if part in ("conv1d", "conv") and array.ndim == 2 else array
 
 
 def _put_in_turn(arrays: dict[str, np.ndarray]) -> None:
@@ -138,6 +148,8 @@ def random_directory(folder: Path, fields: dict, seed: int = 0, template: str | 
     if family == "gpt_oss":
         _put_in_turn(recorder.arrays)
     for name, array in recorder.arrays.items():
+        if config.recurrent_layers:
+            name, array = _as_states_are_stored(name, array)
         if name.endswith(".gate.weight") and ".input_linear." in name:
             parts = [array, recorder.arrays[name.replace(".gate.", ".up.")]]
             arrays[name.replace(".gate.", ".")] = np.concatenate(parts, -2)

@@ -84,7 +84,7 @@ def test_which_features_turn():
     found = {name: decoder_config_from_hf(fields).rope for name, fields in FAMILIES.items()}
     none = {name for name, rope in found.items() if rope is None}
     assert none == {"bloom", "mpt", "falcon_rw", "gpt_bigcode", "gpt_bigcode_heads", "gpt_neo", "opt_350m"} | {
-        "granitemoehybrid"
+        *("granitemoehybrid", "granitemoehybrid_states", "mamba", "falcon_mamba", "mamba2")
     }
     found = {name: rope for name, rope in found.items() if rope is not None}
     neighbours = {name for name, rope in found.items() if rope.style == "gptj"}
@@ -94,6 +94,7 @@ def test_which_features_turn():
     assert {name: rope.dims for name, rope in found.items() if rope.dims != 4} == {
         "nemotron": 2,
         "persimmon": 2,
+        "bamba": 2,
         "vaultgemma": 8,
         "stablelm": 2,
         "stablelm_parallel": 2,
@@ -146,7 +147,13 @@ def test_gemma3_has_no_limit_of_attention_scores():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "layers of type 'mamba' are not"),
+        (FAMILIES["bamba"] | {"mamba_n_heads": 3}, "3 heads of 10 features are not the 32 of a state-space"),
+        (FAMILIES["bamba"] | {"mamba_n_groups": 3}, "4 heads in 3 groups do not divide 32 features"),
+        (FAMILIES["mamba2"] | {"head_dim": 4}, "4 heads of 4 features are not the 32 of a state-space layer"),
+        (FAMILIES["mamba"] | {"conv_kernel": 1}, "convolutions are of 2 tokens or more, got 1"),
+        (FAMILIES["mamba"] | {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported: 'silu'"),
+        (FAMILIES["mamba2"] | {"time_step_limit": [1.0]}, "time_step_limit must be two numbers, got"),
+        (FAMILIES["lfm2"] | {"layer_types": ["conv"]}, "layer types must be one of .* conv for each of 2 layers"),
         ({"model_type": "baichuan", "vocab_size": 125696}, "baichuan models of the second generation"),
         ({"model_type": "baichuan", "max_position_embeddings": None}, "baichuan models without max_position_embed"),
         (FAMILIES["deepseek_v2"] | {"n_group": 3}, "1 of 3 groups of 4 experts"),

@@ -118,7 +118,7 @@ def test_experts_of_gguf():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported; supported: arcee, bloom, chatglm"),
+        ({"general.architecture": "rwkv6"}, "architecture 'rwkv6' is not supported; supported: arcee, bloom, chatglm"),
         ({"llama.block_count": "two"}, "'llama.block_count' must be a number, got 'two'"),
         ({"llama.block_count": 0}, "a model has from 1 to 4096 layers, got 0"),
         ({"llama.attention.head_count_kv": 3}, "4 heads are not a multiple of 3"),

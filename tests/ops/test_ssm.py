@@ -46,6 +46,32 @@ def test_varying_steps_weight_every_past_input():
     np.testing.assert_allclose(ops.selective_scan(x, delta, a, b, c, n)[0, :, 0], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("cut", [0, 2, 5])
+def test_the_state_carries_a_scan_over(cut):
+    n, x, delta = 2, rng.standard_normal((2, 5, 3)), rng.uniform(0, 1, (2, 5, 3))
+    a, b, c = -rng.uniform(0, 1, (3, n)), rng.standard_normal((2, 5, n)), rng.standard_normal((2, 5, n))
+    whole, final = ops.selective_scan(x, delta, a, b, c, n, return_state=True)
+    state, parts = np.zeros((2, n, 3)), []
+    for part in (slice(cut), slice(cut, None)):
+        rows = (x[:, part], delta[:, part], a, b[:, part], c[:, part])
+        y, state = ops.selective_scan(*rows, n, state=state, return_state=True)
+        parts.append(y)
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-12)
+    np.testing.assert_allclose(state, final, rtol=1e-12)
+
+
+def test_linear_attention_without_decay_is_a_product_with_what_was_seen():
+    """With g = 0, o_t = Σ_{j≤t} (q_t·k_j)·v_j: masked scores without a softmax."""
+    q, k, v = rng.standard_normal((3, 1, 6, 2, 4))
+    expected = np.einsum("htj,jhp->thp", np.tril(np.einsum("thn,jhn->htj", q[0], k[0])), v[0])
+    found = ops.linear_attention(q, k, v, np.zeros((1, 6, 2)))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-12)
+    with pytest.raises(OpError, match="2 heads are not a multiple of 3 groups of queries and keys"):
+        ops.linear_attention(np.zeros((1, 6, 3, 4)), np.zeros((1, 6, 3, 4)), v, np.zeros((1, 6, 2)))
+    with pytest.raises(OpError, match=r"state must be \[1, 2, 4, 4\]"):
+        ops.linear_attention(q, k, v, np.zeros((1, 6, 2)), state=np.zeros((1, 2, 4, 3)))
+
+
 def random_delta_operands(batch=2, seq=6, heads=2, n=3):
     q, k, v = rng.standard_normal((3, batch, seq, heads, n))
     return q, k, v, -rng.uniform(0, 1, (batch, seq, heads)), rng.uniform(0, 1, (batch, seq, heads))

@@ -132,6 +132,37 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class SsmConfig:
+    """A state-space layer of `inner` features, each of which keeps `state` numbers of what was read, behind a
+    convolution of `taps` tokens.
+
+    In Mamba each of them decays for itself, by steps that are made of `rank` numbers; with `part_norm_eps` these, and
+    what enters and leaves the states, are normalised first. In Mamba-2 all of one of the `heads` decay together, in
+    steps within `step_limits`, and heads of one of the `groups` share what enters and leaves.
+    """
+
+    inner: int
+    state: int
+    taps: int
+    rank: int = 0
+    part_norm_eps: float | None = None
+    heads: int = 0
+    groups: int = 1
+    step_limits: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes("state space", {n: getattr(self, n) for n in ("inner", "state", "groups")})
+        if self.taps < 2:
+            raise FormatError(f"state space: convolutions are of 2 tokens or more, got {self.taps}")
+        if self.heads and (self.inner % self.heads or self.heads % self.groups):
+            raise FormatError(
+                f"state space: {self.heads} heads in {self.groups} groups do not divide {self.inner} features"
+            )
+        if not self.heads and self.rank < 1:
+            raise FormatError(f"state space: steps need a rank of at least 1, got {self.rank}")
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """A causal language model.
 
@@ -149,6 +180,9 @@ class DecoderConfig:
 
     With `relative_buckets` a bias per head and bucket of distances is added to the scores, which each layer may have
     for itself (`relative_by_layer`). With `reads_source` each layer also attends to a text that an encoder has read.
+
+    In the place of attention `recurrent_layers` have a state that each token changes: that of `ssm`, or the last inputs
+    of a convolution of `short_conv` tokens. Models with an `ffn` of 0 have no feed-forward halves.
 
     Learned positions begin at row `position_offset`. Embeddings may have an `embed_width` of their own (0: they have
     none). Files may hold `extra_layers` behind the last one, which guess further tokens, and which nothing here reads.
@@ -201,6 +235,9 @@ class DecoderConfig:
     logit_multiplier: float = 1.0
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
+    recurrent_layers: frozenset[int] = frozenset()
+    ssm: SsmConfig | None = None
+    short_conv: int = 0
     extra_layers: int = 0
     relative_buckets: int = 0
     relative_max_distance: int = 128
@@ -216,6 +253,8 @@ class DecoderConfig:
             raise FormatError(f"{self.family}: {len(self.windows)} attention windows for {self.layers} layers")
         if any(w is not None and w < 1 for w in self.windows):
             raise FormatError(f"{self.family}: an attention window must be at least 1, got {list(self.windows)}")
+        if self.recurrent_layers and self.ssm is None and self.short_conv < 2:
+            raise FormatError(f"{self.family}: convolutions are of 2 tokens or more, got {self.short_conv}")
         if len(self.alibi_slopes) not in (0, self.heads):
             raise FormatError(f"{self.family}: {len(self.alibi_slopes)} slopes of distances for {self.heads} heads")
         for rope in (self.rope, self.local_rope):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlx.errors import FormatError
-from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig
+from rlx.models.config import DecoderConfig, MoeConfig, RopeConfig, SsmConfig
 from rlx.models.config_hf_layer_norm import alibi_slopes
 from rlx.models.gguf_keys import Factors, GgufKeys, common_keys
 from rlx.models.weight_names import GGUF_PAIRS_TOGETHER
@@ -37,7 +37,7 @@ def decoder_config_from_gguf(
         )
     keys = GgufKeys(str(architecture), metadata, tensors)
     common = common_keys(keys, factors)
-    if architecture in GGUF_PAIRS_TOGETHER | _PAIRS_TOGETHER_EVERYWHERE:
+    if architecture in GGUF_PAIRS_TOGETHER | _PAIRS_TOGETHER_EVERYWHERE and "rope" in common:
         common["rope"] = replace(common["rope"], style=RopeStyle.GptJ)
     return DECODERS[str(architecture)](keys, common)
 
@@ -303,6 +303,39 @@ def _mpt(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def _ssm(keys: GgufKeys, **more: Any) -> SsmConfig:
+    inner, state = keys.integer("ssm.inner_size"), keys.integer("ssm.state_size")
+    return SsmConfig(inner, state, keys.integer("ssm.conv_kernel"), **more)
+
+
+def _ssm_heads(keys: GgufKeys) -> SsmConfig:
+    """What files call the rank of steps is here the number of heads."""
+    return _ssm(keys, heads=keys.integer("ssm.time_step_rank"), groups=keys.integer("ssm.group_count", 1))
+
+
+def _mamba(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    """With and without the norms of Falcon Mamba."""
+    eps = common["norm_eps"] if keys.flag("ssm.dt_b_c_rms", False) else None
+    return DecoderConfig(**common, ssm=_ssm(keys, rank=keys.integer("ssm.time_step_rank"), part_norm_eps=eps))
+
+
+def _mamba2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig(**common, ssm=_ssm_heads(keys))
+
+
+def _granitehybrid(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    recurrent = keys.layers_without("attention.head_count_kv")
+    if not keys.flag("rope.scaling.finetuned", True):
+        common["rope"] = None
+    return replace(_granitemoe(keys, common), recurrent_layers=recurrent, ssm=_ssm_heads(keys) if recurrent else None)
+
+
+def _lfm2(keys: GgufKeys, common: dict[str, Any]) -> DecoderConfig:
+    recurrent = keys.layers_without("attention.head_count_kv")
+    taps = keys.integer("shortconv.l_cache") if recurrent else 0
+    return DecoderConfig(**common, qk_norm=True, recurrent_layers=recurrent, short_conv=taps)
+
+
 # Architectures whose rotary pairs are neighbours in directories, too.
 _PAIRS_TOGETHER_EVERYWHERE = frozenset({"command-r", "cohere2", "chatglm", "glm4", "ernie4_5"})
 
@@ -342,4 +375,8 @@ DECODERS: dict[str, Callable[[GgufKeys, dict[str, Any]], DecoderConfig]] = {
     "starcoder": _gpt2,
     "bloom": _bloom,
     "mpt": _mpt,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "granitehybrid": _granitehybrid,
+    "lfm2": _lfm2,
 }

@@ -9,6 +9,7 @@ from typing import Any
 from rlx.errors import FormatError
 from rlx.models import config_hf_experts as expert_families
 from rlx.models import config_hf_layer_norm as layer_norm_families
+from rlx.models import config_hf_recurrent as recurrent_families
 from rlx.models.config import DecoderConfig, RopeConfig
 from rlx.models.config_hf_common import common_fields, granite_multipliers, qwen_windows, rope_from_hf, windows_from_hf
 from rlx.models.hf_fields import HfFields
@@ -336,7 +337,7 @@ DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "olmoe": expert_families.olmoe,
     "granitemoe": expert_families.granitemoe,
     "granitemoeshared": expert_families.granitemoe,
-    "granitemoehybrid": expert_families.granitemoehybrid,
+    "granitemoehybrid": recurrent_families.granitemoehybrid,
     "deepseek_v2": expert_families.deepseek_v2,
     "deepseek_v3": expert_families.deepseek_v3,
     "glm4_moe": expert_families.glm4_moe,
@@ -352,4 +353,9 @@ DECODERS: dict[str, Callable[[HfFields], DecoderConfig]] = {
     "mpt": layer_norm_families.mpt,
     "nemotron": layer_norm_families.nemotron,
     "persimmon": layer_norm_families.persimmon,
+    "mamba": recurrent_families.mamba,
+    "falcon_mamba": recurrent_families.falcon_mamba,
+    "mamba2": recurrent_families.mamba2,
+    "bamba": recurrent_families.bamba,
+    "lfm2": recurrent_families.lfm2,
 }

@@ -79,28 +79,10 @@ def olmoe(f: HfFields) -> DecoderConfig:
 def granitemoe(f: HfFields) -> DecoderConfig:
     """With and without an expert that all tokens meet."""
     common = common_fields(f)
-    return DecoderConfig(**common, **granite_multipliers(f), moe=_granite_experts(f, common["ffn"]))
+    return DecoderConfig(**common, **granite_multipliers(f), moe=granite_experts(f, common["ffn"]))
 
 
-def granitemoehybrid(f: HfFields) -> DecoderConfig:
-    """The models of this family whose layers are all of attention; those without experts have the shared one alone."""
-    common, experts = common_fields(f), f.size("num_local_experts", 0, least=0)
-    types = f.listed("layer_types") or f.listed("layers_block_type") or ["mamba"]
-    if any(t not in ("attention", "full_attention") for t in types):
-        other = next(t for t in types if t not in ("attention", "full_attention"))
-        raise FormatError(
-            f"config.json: granitemoehybrid layers of type {other!r} are not supported; "
-            "supported are models whose layers are all of attention"
-        )
-    if f.text("position_embedding_type", "nope") != "rope":
-        common["rope"] = None
-    shared = f.size("shared_intermediate_size")
-    if experts:
-        return DecoderConfig(**common, **granite_multipliers(f), moe=_granite_experts(f, common["ffn"]))
-    return DecoderConfig(**common | {"ffn": shared}, **granite_multipliers(f))
-
-
-def _granite_experts(f: HfFields, ffn: int) -> MoeConfig:
+def granite_experts(f: HfFields, ffn: int) -> MoeConfig:
     return MoeConfig(
         experts=f.size("num_local_experts"),
         top_k=f.size("num_experts_per_tok"),

@@ -21,10 +21,10 @@ import numpy as np
 from rlx.errors import FormatError
 from rlx.formats.gguf import PackedTensor, TensorType, quantize, tensor_type, write_gguf
 from rlx.formats.gguf.quantizer import type_mix, with_progress
-from rlx.formats.gguf.type_mix import KEPT_NAMES, TypeMix, fitting_type, wanted_type
+from rlx.formats.gguf.type_mix import TypeMix, fitting_type, is_kept, wanted_type
 from rlx.formats.mapped_file import U8
 from rlx.models import weight_names
-from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.config import DecoderConfig, RopeConfig, SsmConfig
 from rlx.models.config_gguf import decoder_config_from_gguf
 from rlx.models.decoder import build_decoder
 from rlx.models.model_files import DecoderFiles, open_decoder
@@ -72,6 +72,11 @@ ARCHITECTURES = {
     "gpt_bigcode": "starcoder",
     "bloom": "bloom",
     "mpt": "mpt",
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
+    "granitemoehybrid": "granitehybrid",
+    "lfm2": "lfm2",
 }
 # Architectures whose files say which layers see a window.
 _WITH_WINDOWS = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss")
@@ -141,7 +146,18 @@ def _weights(files: DecoderFiles, architecture: str) -> Iterator[tuple[str, Weig
         if role == "head" and config.tied:
             continue
         name = f"{names[role].replace('{i}', str(layer))}.{part}"
+        if config.ssm is not None and role in ("ssm_a", "ssm_d", "ssm_norm"):
+            name, weight = _of_state_space(name, weight, role, config.ssm)
         yield name, _paired(weight, heads[role]) if role in heads else weight
+
+
+def _of_state_space(name: str, weight: Weight, role: str, ssm: SsmConfig) -> tuple[str, Weight]:
+    """Decays and skips have no suffix in the format; those of heads, and the norm of groups, are matrices there."""
+    dims = weight.dims
+    if ssm.heads:
+        dims = (ssm.groups, ssm.inner // ssm.groups) if role == "ssm_norm" else (ssm.heads, 1)
+    shaped = weight._replace(dims=dims, read=lambda: weight.read().reshape(dims))
+    return name if role == "ssm_norm" else name.removesuffix(".weight"), shaped
 
 
 def _paired(weight: Weight, heads: int) -> Weight:
@@ -192,8 +208,9 @@ def _tensor(name: str, weight: Weight, mix: TypeMix, config: DecoderConfig) -> P
     if weight.scheme is not None:
         # Packed already: codes stay what they are.
         return _Converted(name, weight, tensor_type(weight.scheme.ggml_name))
-    is_kept = len(shape) < 2 or any(part in name for part in KEPT_NAMES)
-    wanted = tensor_type("F32") if is_kept else wanted_type(mix, name, config.layers, config.tied)
+    wanted = (
+        tensor_type("F32") if len(shape) < 2 or is_kept(name) else wanted_type(mix, name, config.layers, config.tied)
+    )
     return _Converted(name, weight, fitting_type(wanted, shape[-1]) or tensor_type("F32"))
 
 
@@ -205,12 +222,10 @@ def _metadata(folder: Path, config: DecoderConfig, mix: TypeMix) -> dict[str, An
         "context_length": np.uint32(c.context),
         "embedding_length": np.uint32(c.hidden),
         "feed_forward_length": np.uint32(c.ffn),
-        "attention.head_count": np.uint32(c.heads),
-        "attention.head_count_kv": np.uint32(c.kv_heads),
         f"attention.layer_norm_{'rms_' if is_rms else ''}epsilon": np.float32(c.norm_eps),
-        "attention.key_length": np.uint32(c.head_dim),
-        "attention.value_length": np.uint32(c.head_dim),
         "vocab_size": np.uint32(c.vocab),
+        **_head_keys(c),
+        **_state_keys(c),
         **_rope_keys(c.rope),
     }
     keys |= {key: np.float32(value) for key, value in _multipliers(c).items()}
@@ -250,11 +265,39 @@ def _metadata(folder: Path, config: DecoderConfig, mix: TypeMix) -> dict[str, An
     return general | {f"{a}.{key}": value for key, value in keys.items()}
 
 
+def _head_keys(c: DecoderConfig) -> dict[str, Any]:
+    """Layers without attention have no heads of keys."""
+    if len(c.recurrent_layers) == c.layers and not c.ffn:
+        return {"attention.head_count": np.uint32(0)}
+    kv_heads: Any = np.uint32(c.kv_heads)
+    if c.recurrent_layers:
+        kv_heads = np.array([0 if i in c.recurrent_layers else c.kv_heads for i in range(c.layers)], np.int32)
+    return {
+        "attention.head_count": np.uint32(c.heads),
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": np.uint32(c.head_dim),
+        "attention.value_length": np.uint32(c.head_dim),
+    }
+
+
+def _state_keys(c: DecoderConfig) -> dict[str, Any]:
+    keys: dict[str, Any] = {"shortconv.l_cache": np.uint32(c.short_conv)} if c.short_conv else {}
+    if c.family == "granitehybrid":
+        # What the format calls positions that were trained stands for positions at all.
+        keys["rope.scaling.finetuned"] = c.rope is not None
+    if c.ssm is None:
+        return keys
+    sizes = {"conv_kernel": c.ssm.taps, "inner_size": c.ssm.inner, "state_size": c.ssm.state}
+    sizes |= {"time_step_rank": c.ssm.heads or c.ssm.rank, "group_count": c.ssm.groups}
+    keys |= {f"ssm.{name}": np.uint32(size) for name, size in sizes.items()}
+    return keys | ({"ssm.dt_b_c_rms": True} if c.ssm.part_norm_eps is not None else {})
+
+
 def _multipliers(config: DecoderConfig) -> dict[str, float]:
     """Factors that files of an architecture have keys for; elsewhere the architecture fixes them."""
     if config.family in ("command-r", "cohere2"):
         return {"logit_scale": config.logit_multiplier}
-    if config.family in ("granite", "granitemoe"):
+    if config.family in ("granite", "granitemoe", "granitehybrid"):
         assert config.attention_scale is not None
         return {
             "embedding_scale": config.embed_scale,
@@ -315,6 +358,9 @@ def _close(wanted: Any, found: Any, name: str, config: DecoderConfig) -> bool:
         # None stands for the usual scale of heads of this width.
         usual = config.head_dim**-0.5
         wanted, found = (usual if x is None else x for x in (wanted, found))
+    if isinstance(wanted, SsmConfig) and isinstance(found, SsmConfig):
+        fields = [field.name for field in dataclasses.fields(SsmConfig)]
+        return all(_close(getattr(wanted, field), getattr(found, field), field, config) for field in fields)
     if isinstance(wanted, float) and isinstance(found, float):
         return bool(np.isclose(wanted, found, rtol=1e-6))
     return bool(wanted == found)

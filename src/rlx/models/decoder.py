@@ -10,6 +10,7 @@ Inputs, with B sequences, S new tokens each, a cache of capacity C, and R rows o
     rope.cos, rope.sin f32[C,D/2]   (and rope.local.cos, rope.local.sin)
     k.0, v.0, k.1, ...           caches [B,Hkv,C,D], returned updated and aliased
     k.0.scale, v.0.scale, ...    with q8 caches f32[B,Hkv,C]: what each row of codes is multiplied by
+    conv.0, ssm.0, ...           of layers that keep a state instead: see `rlx.models.recurrent`
     buckets    i32[C]            with relative positions: the bucket of each distance
     source_len i32[B]            where an encoder has read a text: its length, and what each layer makes of it
     source.k.0, source.v.0, ...  f32[B,Hkv,E,D]
@@ -39,6 +40,7 @@ from rlx.models.adapters import Adapter
 from rlx.models.config import DecoderConfig, LatentConfig, RopeConfig
 from rlx.models.experts import routed
 from rlx.models.layers import Layers, append_to_cache, quantized_rows, split_last
+from rlx.models.recurrent import RecurrentLayers
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attn.operands import MaskKind
 from rlx.ops.define.operands import same_graph
@@ -105,7 +107,7 @@ class _Decoder:
     ) -> None:
         self.config, self.kv_dtype, self.value_places = config, kv_dtype, places
         # The layer whose feed forward has the rows that are asked for.
-        self.cut_layer = config.layers - 1 if cuts_rows else None
+        self.cut_layer = config.layers - 1 if cuts_rows and config.ffn else None
         self.graph = HirModule(config.family)
         self.layers = Layers(self.graph, file, adapters)
         self.tokens = self.graph.input("tokens", ("B", "S"), DType.I32)
@@ -122,6 +124,11 @@ class _Decoder:
         self.bias = self._alibi() if config.alibi_slopes else self._relative(None) if shares_bias else None
         self.source_len = self.graph.input("source_len", ("B",), DType.I32) if config.reads_source else None
         self.caches: dict[str, Any] = {}
+        self.recurrent = (
+            RecurrentLayers(config, self.graph, self.layers, self.positions, self.kv_len, self.caches)
+            if config.recurrent_layers
+            else None
+        )
 
     def _distances(self) -> Any:
         """i32[B,1,S,C]: the place of each key relative to a query, which is above 0 for keys ahead of it."""
@@ -202,8 +209,7 @@ class _Decoder:
         c, given = self.config, x
         with named_scope("attention"):
             read = self._before(given, "attn_norm", layer)
-            attended = self._latent(read, layer, c.latent) if c.latent is not None else self._attention(read, layer)
-            x = self._residual(x, attended, "post_attn_norm", layer)
+            x = self._residual(x, self._mixed(read, layer), "post_attn_norm", layer)
             if c.sum_norms:
                 x = self._norm(x, "attn_norm", layer)
         if c.reads_source:
@@ -212,6 +218,8 @@ class _Decoder:
                     x, self._source(self._before(x, "source_norm", layer), layer), "post_source_norm", layer
                 )
                 x = self._norm(x, "source_norm", layer) if c.sum_norms else x
+        if not c.ffn:
+            return x
         with named_scope("feed forward"):
             if layer == self.cut_layer:
                 given, read, x = map(self._wanted, (given, read, x))
@@ -219,6 +227,13 @@ class _Decoder:
                 read = self._before(given if c.parallel_residual else x, "ffn_norm", layer)
             x = self._residual(x, self._feed_forward(read, layer), "post_ffn_norm", layer)
             return self._norm(x, "ffn_norm", layer) if c.sum_norms else x
+
+    def _mixed(self, read: Any, layer: int) -> Any:
+        """What tokens learn of those before them."""
+        c = self.config
+        if self.recurrent is not None and layer in c.recurrent_layers:
+            return self.recurrent.mixed(read, layer)
+        return self._latent(read, layer, c.latent) if c.latent is not None else self._attention(read, layer)
 
     def _norm(self, x: Any, role: str, layer: int | None, heads: int = 0) -> Any:
         c = self.config

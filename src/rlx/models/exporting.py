@@ -96,6 +96,8 @@ def _rope_notes(rope: RopeConfig | None, local: RopeConfig | None, length: int) 
 
 
 def decoder_notes(config: DecoderConfig, caches: tuple[str, ...], tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    if config.recurrent_layers:
+        raise RlxError(f"export: {name} keeps states, which a page does not; export its graph")
     # Tables of longer caches are others; sequences stay in those that the first ones are right for.
     limit = changes_at(config.rope, config.local_rope)
     context = config.context if limit is None else min(config.context, limit)

@@ -46,8 +46,9 @@ class GgufKeys:
     def has(self, key: str) -> bool:
         return self._full(key) in self._metadata
 
-    def one_for_all_layers(self, key: str, default: int | None = None) -> int:
-        """A size that the format allows to be given per layer; layers that differ are refused."""
+    def one_for_all_layers(self, key: str, default: int | None = None, may_be_none: bool = False) -> int:
+        """A size that the format allows to be given per layer; layers that differ are refused, but with `may_be_none`
+        for those that have none of it, with a 0."""
         value = self._metadata.get(self._full(key))
         if not isinstance(value, list | np.ndarray):
             return self.integer(key, default)
@@ -56,11 +57,20 @@ class GgufKeys:
                 f"GGUF key {self._full(key)!r} must be a whole number, or one for each layer, got {value!r:.80}"
             )
         sizes = {int(v) for v in value}
+        if may_be_none and len(sizes) > 1:
+            sizes.discard(0)
         if len(sizes) != 1:
             raise FormatError(
                 f"GGUF key {self._full(key)!r} differs between layers ({sorted(sizes)}); such models are not supported"
             )
         return sizes.pop()
+
+    def layers_without(self, key: str) -> frozenset[int]:
+        """The layers of which a size that is given per layer is 0."""
+        value = self._metadata.get(self._full(key))
+        return (
+            frozenset(i for i, v in enumerate(value) if v == 0) if isinstance(value, list | np.ndarray) else frozenset()
+        )
 
     def layer_flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
         """A list of true or false for each layer; None where there is no list."""
@@ -88,27 +98,52 @@ class GgufKeys:
 def common_keys(keys: GgufKeys, factors: Factors) -> dict[str, Any]:
     """What all architectures write in the same way, as arguments of `DecoderConfig`."""
     tensors = keys.tensors
+    if keys.has("ssm.inner_size") and not keys.one_for_all_layers("attention.head_count", 0):
+        return _without_attention(keys)
     hidden, heads = keys.integer("embedding_length"), keys.one_for_all_layers("attention.head_count")
     check_sizes(keys.architecture, {"embedding_length": hidden, "attention.head_count": heads})
     head_dim = keys.integer("attention.key_length", hidden // heads)
     check_sizes(keys.architecture, {"the width of a head": head_dim})
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise FormatError(f"{keys.architecture}: keys and values of different width are not supported")
-    if "token_embd.weight" not in tensors:
-        raise FormatError("GGUF: the tensor 'token_embd.weight' is missing")
     return {
         "family": keys.architecture,
         "layers": checked_layers(keys.integer("block_count")),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": keys.one_for_all_layers("attention.head_count_kv", heads),
+        "kv_heads": keys.one_for_all_layers("attention.head_count_kv", heads, may_be_none=True),
         "head_dim": head_dim,
         "ffn": keys.one_for_all_layers("feed_forward_length"),
-        "vocab": tensors["token_embd.weight"][0],
+        "vocab": _words(tensors),
         "context": keys.integer("context_length"),
         "tied": "output.weight" not in tensors,
         "norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
         "rope": _rope(keys, head_dim, tensors, factors),
+    }
+
+
+def _words(tensors: Mapping[str, tuple[int, ...]]) -> int:
+    if "token_embd.weight" not in tensors:
+        raise FormatError("GGUF: the tensor 'token_embd.weight' is missing")
+    return tensors["token_embd.weight"][0]
+
+
+def _without_attention(keys: GgufKeys) -> dict[str, Any]:
+    """The same for a model of state-space layers alone, which has no heads and no feed-forward halves."""
+    hidden, layers = keys.integer("embedding_length"), checked_layers(keys.integer("block_count"))
+    return {
+        "family": keys.architecture,
+        "layers": layers,
+        "hidden": hidden,
+        "heads": 1,
+        "kv_heads": 1,
+        "head_dim": hidden,
+        "ffn": 0,
+        "vocab": _words(keys.tensors),
+        "context": keys.integer("context_length"),
+        "tied": "output.weight" not in keys.tensors,
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
+        "recurrent_layers": frozenset(range(layers)),
     }
 
 

@@ -113,6 +113,11 @@ class HfFields:
             raise FormatError(f"config.json: {name} must be a text, got {value!r}")
         return value
 
+    def text_or_none(self, name: str) -> str | None:
+        """A text where there is one, of a field that may be something else."""
+        value = self._fields.get(name)
+        return value if isinstance(value, str) else None
+
     def same_for_all(self, *names: str) -> int:
         """A whole number from the first of several fields that is there; it may be written once for each layer."""
         name = next((n for n in names if self.has(n)), names[0])

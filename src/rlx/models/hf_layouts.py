@@ -53,6 +53,33 @@ def halves_apart(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
     return result
 
 
+def state_spaces_usual(found: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+    """Layers with states: A itself in the place of a logarithm of -A, convolutions [features, taps], and a suffix for
+    what has none."""
+    result = {}
+    for name, weight in found.items():
+        base, _, part = name.rpartition(".")
+        if part == "A_log":
+            result[f"{base}.A.weight"] = _decays(weight)
+        elif part == "D":
+            result[f"{base}.D.weight"] = weight
+        elif part == "dt_bias":
+            result[f"{base}.dt.bias"] = weight
+        elif len(weight.dims) == 3 and weight.dims[1] == 1:
+            result[name] = _without_axis(weight)
+        else:
+            result[name.replace("backbone.embedding.", "backbone.embeddings.")] = weight
+    return result
+
+
+def _decays(weight: Weight) -> Weight:
+    return Weight(weight.dims, DType.F32, None, lambda: -np.exp(np.asarray(weight.read(), np.float32)))
+
+
+def _without_axis(weight: Weight) -> Weight:
+    return weight._replace(dims=(weight.dims[0], weight.dims[2]), read=lambda: weight.read()[:, 0])
+
+
 def _half(name: str, weight: Weight, half: int) -> Weight:
     *before, rows, inputs = weight.dims if len(weight.dims) > 1 else (1, *weight.dims)
     if rows % 2:
@@ -149,7 +176,8 @@ REARRANGED: dict[str, Rearrange] = {
     "gpt_oss": experts_apart,
     "granitemoe": halves_apart,
     "granitemoeshared": halves_apart,
-    "granitemoehybrid": halves_apart,
+    "granitemoehybrid": lambda found, layers: state_spaces_usual(halves_apart(found, layers), layers),
     "stablelm": norms_joined,
+    **dict.fromkeys(("mamba", "falcon_mamba", "mamba2", "bamba", "lfm2"), state_spaces_usual),
     **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100"), sides_apart),
 }

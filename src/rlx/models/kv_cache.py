@@ -3,6 +3,9 @@ sequences that advance together, each at its own length.
 
 A cache has a capacity, of which the last place is spare: padding is written there, and no query ever sees it. When
 sequences outgrow the capacity the caches are copied into larger ones; the program stays the same.
+
+Models may also keep states, which have the same size for all lengths. They cannot go back: a sequence that is shortened
+goes on from the state behind the last prompt, if that is where it ends now, or is read again.
 """
 
 from __future__ import annotations
@@ -61,6 +64,9 @@ class DecoderRunner:
         self.changes_at = changes_at(config.rope, config.local_rope)
         types = program.input_types
         self._cache_types = [types[name] for name in self.cache_names]
+        # Caches with a place for each token; the others are states.
+        self.has_places = ["C" in map(str, t.dims) for t in self._cache_types]
+        self.has_states = not all(self.has_places)
         self._tables = lru_cache(4)(self._make_tables)
         self._more: Mapping[str, Any] = {}
         self._choices = lru_cache(4)(lambda options: Choice(options, config.vocab, program.device))
@@ -83,6 +89,11 @@ class DecoderRunner:
         # Where the program runs, so that they do not go there for each token.
         return tables if space is None else {name: DeviceArray(space.put(table)) for name, table in tables.items()}
 
+    def places(self, caches: Sequence[Array]) -> int:
+        """How many places caches have, the spare one included."""
+        lengths = (cache.shape[2] for cache, has in zip(caches, self.has_places) if has)
+        return next(lengths, self.config.context + 1)
+
     def run(
         self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array]
     ) -> tuple[F32, list[Array]]:
@@ -95,7 +106,7 @@ class DecoderRunner:
     ) -> tuple[Any, list[Array]]:
         """The same with arrays that lie where the program runs, and logits that stay there."""
         inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
-        inputs.update(self._tables(caches[0].shape[2]))
+        inputs.update(self._tables(self.places(caches)))
         inputs.update(zip(self.cache_names, caches), **self._more)
         # The caches are passed on as they come: a program may write into arrays that it returned itself.
         logits, *updated = self.program.run(inputs)
@@ -108,7 +119,7 @@ class DecoderRunner:
         program has no such way."""
         if isinstance(self.program, CompiledGraph):
             inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
-            inputs.update(self._tables(caches[0].shape[2]))
+            inputs.update(self._tables(self.places(caches)))
             inputs.update(zip(self.cache_names, caches), **self._more)
             found = self.program.run_ahead(inputs, moves, steps)
             if found is not None:
@@ -153,14 +164,19 @@ class SequenceBatch:
         self._runner = runner
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self._caches: list[Array] = []
+        # Rows whose states are those of a longer text; and states of all rows, with the tokens that they are behind.
+        self._ahead: set[int] = set()
+        self._kept: tuple[list[list[int]], list[Array]] | None = None
 
     @property
     def capacity(self) -> int:
         """How many tokens of a sequence the caches have room for."""
-        return self._caches[0].shape[2] - 1 if self._caches else 0
+        return self._runner.places(self._caches) - 1 if self._caches else 0
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a sequence from `length` on."""
+        if length < len(self.tokens[row]) and self._runner.has_states:
+            self._ahead.add(row)
         del self.tokens[row][length:]
 
     def repeated(self, count: int) -> SequenceBatch:
@@ -168,6 +184,7 @@ class SequenceBatch:
         copy = SequenceBatch(self._runner)
         copy.tokens = [list(tokens) for tokens in self.tokens for _ in range(count)]
         copy._caches = self._runner.new_caches(len(copy.tokens), self.capacity + 1) if self._caches else []
+        copy._ahead = {row * count + i for row in self._ahead for i in range(count)}
         for new, old in zip(copy._caches, self._caches):
             new[...] = np.repeat(self._runner.on_host(old), count, axis=0)
         return copy
@@ -179,8 +196,11 @@ class SequenceBatch:
         self.tokens = [list(self.tokens[row]) for row in rows]
         used, old = max(map(len, self.tokens)), self._caches
         self._caches = self._runner.new_caches(len(rows), self.capacity + 1) if old else []
-        for new, before in zip(self._caches, old):
-            new[:, :, :used] = self._runner.on_host(before)[list(rows), :, :used]
+        self._ahead, self._kept = {i for i, row in enumerate(rows) if row in self._ahead}, None
+        for new, before, has_places in zip(self._caches, old, self._runner.has_places):
+            # What stands at the other places means nothing.
+            part = (slice(None), slice(None), slice(used)) if has_places else ()
+            new[part] = self._runner.on_host(before)[list(rows)][part]
 
     def extend(self, new: Sequence[Sequence[int]]) -> F32:
         """Append tokens to each sequence (none is allowed for some): logits f32[B, V] after the last ones.
@@ -188,6 +208,7 @@ class SequenceBatch:
         A row without new tokens has logits that mean nothing.
         """
         self._check(new)
+        self._go_back()
         self._reserve(max(len(old) + len(more) for old, more in zip(self.tokens, new)))
         length = max(map(len, new))
         if length <= PREFILL_CHUNK:
@@ -209,6 +230,7 @@ class SequenceBatch:
     def all_logits(self, new: Sequence[int]) -> F32:
         """Append tokens to the only sequence: logits f32[len(new), V] after each of them; at most PREFILL_CHUNK."""
         self._check([new])
+        self._go_back()
         self._reserve(len(self.tokens[0]) + len(new))
         return self._advance([new], np.arange(len(new), dtype=np.int32)[None])[0]
 
@@ -228,7 +250,7 @@ class SequenceBatch:
 
     def _advance(self, pieces: Sequence[Sequence[int]], rows: Array) -> F32:
         """Run one step. Shorter pieces are padded; padding stands at the spare place."""
-        length, spare = max(map(len, pieces)), self._caches[0].shape[2] - 1
+        length, spare = max(map(len, pieces)), self.capacity
         tokens = np.zeros((len(pieces), length), np.int32)
         positions = np.full((len(pieces), length), spare, np.int32)
         for row, (old, piece) in enumerate(zip(self.tokens, pieces)):
@@ -238,7 +260,36 @@ class SequenceBatch:
         logits, self._caches = self._runner.run(tokens, positions, kv_len, rows, self._caches)
         for old, piece in zip(self.tokens, pieces):
             old.extend(piece)
+        if self._runner.has_states and length > 1:
+            self._keep_states()
         return logits
+
+    def _keep_states(self) -> None:
+        """Remember the states behind a prompt; not where they would have to come from another device."""
+        if not all(isinstance(cache, np.ndarray) for cache in self._caches):
+            return
+        states = [cache.copy() for cache, has in zip(self._caches, self._runner.has_places) if not has]
+        self._kept = [list(tokens) for tokens in self.tokens], states
+
+    def _go_back(self) -> None:
+        """Give sequences that were shortened the states of what is left of them."""
+        rows, self._ahead = self._ahead, set()
+        again: list[list[int]] = [[] for _ in self.tokens]
+        for row in rows:
+            if self._kept is not None and self._kept[0][row] == self.tokens[row] != []:
+                self._restore(row, self._kept[1])
+            else:
+                # From position 0 on, no state counts.
+                again[row], self.tokens[row] = self.tokens[row], []
+        if any(again):
+            self.extend(again)
+
+    def _restore(self, row: int, states: Sequence[Array]) -> None:
+        left = iter(states)
+        for i, has in enumerate(self._runner.has_places):
+            if not has:
+                self._caches[i] = np.array(self._runner.on_host(self._caches[i]))
+                self._caches[i][row] = next(left)[row]
 
     def can_write_ahead(self, options: SamplingOptions) -> bool:
         """Whether several steps may pay without the host between them: logits are far from it."""
@@ -261,8 +312,9 @@ class SequenceBatch:
         token stays as it is. None, and nothing is done, where the host is as fast."""
         steps, runner = len(uniforms), self._runner
         self._check([[] if token is None else [token] * steps for token in first])
+        self._go_back()
         self._reserve(max(len(old) + steps * (token is not None) for old, token in zip(self.tokens, first)))
-        spare = self._caches[0].shape[2] - 1
+        spare = self.capacity
         fed = np.array([[token or 0] for token in first], np.int32)
         moves = np.array([token is not None for token in first], np.int32)
         lengths = np.array([len(old) for old in self.tokens], np.int32)
@@ -304,8 +356,9 @@ class SequenceBatch:
         if limit is not None and before <= limit < length:
             self._read_again()
             return
-        for new_cache, old_cache in zip(grown, old):
-            new_cache[:, :, :before] = self._runner.on_host(old_cache)[:, :, :before]
+        for new_cache, old_cache, has_places in zip(grown, old, self._runner.has_places):
+            part = (slice(None), slice(None), slice(before)) if has_places else ()
+            new_cache[part] = self._runner.on_host(old_cache)[part]
 
     def _read_again(self) -> None:
         """Compute all keys and values anew."""

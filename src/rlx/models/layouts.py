@@ -85,8 +85,8 @@ def whole_places(layout: Layout, config: DecoderConfig | EncoderConfig) -> Value
 
 def divides_attention(layout: Layout, config: DecoderConfig | EncoderConfig) -> bool:
     """Whether heads are divided: those of keys must be, or a device would need heads of another. Those with sinks are
-    not."""
-    if isinstance(config, DecoderConfig) and config.attention_sinks:
+    not, nor those beside layers that keep states."""
+    if isinstance(config, DecoderConfig) and (config.attention_sinks or config.recurrent_layers):
         return False
     heads = config.kv_heads if isinstance(config, DecoderConfig) else config.heads
     return layout.tensor is not None and not config.fused_qkv and heads % layout.mesh.shape[layout.tensor] == 0

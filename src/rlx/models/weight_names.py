@@ -48,16 +48,29 @@ GGUF: dict[str, str] = {
     "kv_low": "blk.{i}.attn_kv_a_mqa",
     "kv_low_norm": "blk.{i}.attn_kv_a_norm",
     "kv_high": "blk.{i}.attn_kv_b",
+    "ssm_in": "blk.{i}.ssm_in",
+    "ssm_conv": "blk.{i}.ssm_conv1d",
+    "ssm_x": "blk.{i}.ssm_x",
+    "ssm_dt": "blk.{i}.ssm_dt",
+    "ssm_a": "blk.{i}.ssm_a",
+    "ssm_d": "blk.{i}.ssm_d",
+    "ssm_norm": "blk.{i}.ssm_norm",
+    "ssm_out": "blk.{i}.ssm_out",
+    "conv_in": "blk.{i}.shortconv.in_proj",
+    "conv": "blk.{i}.shortconv.conv",
+    "conv_out": "blk.{i}.shortconv.out_proj",
 }
 # Where files of an architecture differ. Of its two norms, Falcon's first stands before the feed-forward half.
 _GGUF_DIFFERENT: dict[str, dict[str, str]] = {
     "seed_oss": {"ffn_norm": "blk.{i}.post_attention_norm"},
     "gpt-oss": {"ffn_norm": "blk.{i}.post_attention_norm"},
     "falcon": {"attn_norm": "blk.{i}.attn_norm_2", "ffn_norm": "blk.{i}.attn_norm"},
+    # What LFM2 calls the norm of embeddings stands before the head.
+    "lfm2": {"final_norm": "token_embd_norm"},
 }
 # Architectures whose q and k are stored so that the two features of a rotary pair are neighbours, other than in
 # directories.
-GGUF_PAIRS_TOGETHER = frozenset({"llama", "granite", "granitemoe", "smollm3", "olmo", "arcee"})
+GGUF_PAIRS_TOGETHER = frozenset({"llama", "granite", "granitemoe", "granitehybrid", "smollm3", "olmo", "arcee"})
 
 
 def gguf_names(config: DecoderConfig) -> dict[str, str]:
@@ -296,6 +309,51 @@ _MIXTRAL: dict[str, str] = _LLAMA | {
     "experts_up": "model.layers.{i}.block_sparse_moe.experts.{e}.w3",
     "experts_down": "model.layers.{i}.block_sparse_moe.experts.{e}.w2",
 }
+
+
+def _state_space(mixer: str) -> dict[str, str]:
+    """The parts of a state-space layer, as `rlx.models.hf_layouts` names them."""
+    parts = {"in": "in_proj", "conv": "conv1d", "x": "x_proj", "dt": "dt_proj", "a": "A", "d": "D", "out": "out_proj"}
+    return {f"ssm_{part}": f"{mixer}.{name}" for part, name in parts.items()}
+
+
+def _state_space_heads(mixer: str) -> dict[str, str]:
+    return _state_space(mixer) | {"ssm_dt": f"{mixer}.dt", "ssm_norm": f"{mixer}.norm"}
+
+
+_MAMBA: dict[str, str] = {
+    "embed": "backbone.embeddings",
+    "final_norm": "backbone.norm_f",
+    "head": "lm_head",
+    "attn_norm": "backbone.layers.{i}.norm",
+    **_state_space("backbone.layers.{i}.mixer"),
+}
+_MAMBA2: dict[str, str] = _MAMBA | _state_space_heads("backbone.layers.{i}.mixer")
+_BAMBA: dict[str, str] = (
+    _LLAMA
+    | _state_space_heads("model.layers.{i}.mamba")
+    | {
+        "final_norm": "model.final_layernorm",
+        "ffn_norm": "model.layers.{i}.pre_ff_layernorm",
+        "gate": "model.layers.{i}.feed_forward.gate_proj",
+        "up": "model.layers.{i}.feed_forward.up_proj",
+        "down": "model.layers.{i}.feed_forward.down_proj",
+    }
+)
+_LFM2: dict[str, str] = _LLAMA | {
+    "final_norm": "model.embedding_norm",
+    "attn_norm": "model.layers.{i}.operator_norm",
+    "ffn_norm": "model.layers.{i}.ffn_norm",
+    "o": "model.layers.{i}.self_attn.out_proj",
+    "q_norm": "model.layers.{i}.self_attn.q_layernorm",
+    "k_norm": "model.layers.{i}.self_attn.k_layernorm",
+    "gate": "model.layers.{i}.feed_forward.w1",
+    "up": "model.layers.{i}.feed_forward.w3",
+    "down": "model.layers.{i}.feed_forward.w2",
+    "conv_in": "model.layers.{i}.conv.in_proj",
+    "conv": "model.layers.{i}.conv.conv",
+    "conv_out": "model.layers.{i}.conv.out_proj",
+}
 _MINIMAX: dict[str, str] = _MIXTRAL | {"router_shift": "model.layers.{i}.block_sparse_moe.e_score_correction"}
 
 HF_DECODERS: dict[str, dict[str, str]] = {
@@ -345,7 +403,7 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "olmoe": _QWEN_MOE,
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
-    "granitemoehybrid": _GRANITE_MOE,
+    "granitemoehybrid": _GRANITE_MOE | _state_space_heads("model.layers.{i}.mamba"),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe": _DEEPSEEK_MOE,
@@ -361,6 +419,11 @@ HF_DECODERS: dict[str, dict[str, str]] = {
     "mpt": _MPT,
     "nemotron": _UNGATED,
     "persimmon": _PERSIMMON,
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": _MAMBA2,
+    "bamba": _BAMBA,
+    "lfm2": _LFM2,
 }
 # Families whose files keep linear weights as [in, out], and those whose norms keep w for a factor of 1 + w.
 HF_IN_OUT = frozenset({"gpt2"})
@@ -378,4 +441,6 @@ def hf_names(config: DecoderConfig) -> dict[str, str]:
     names, has_two = HF_DECODERS[config.family], config.parallel_residual and not config.shared_norm
     if config.family == "falcon" and has_two:
         return names | _FALCON_NORMS
-    return names | _GRANITE_SHARED_ALONE if config.family == "granitemoehybrid" and config.moe is None else names
+    if config.family == "granitemoehybrid" and config.moe is None:
+        return {role: name for role, name in names.items() if "shared_" not in role} | _GRANITE_SHARED_ALONE
+    return names

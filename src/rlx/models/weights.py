@@ -33,6 +33,7 @@ LINEAR_ROLES = frozenset(
     {"q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down"}
     | {f"{kind}_{part}" for kind in ("experts", "shared") for part in ("gate", "up", "down")}
     | {f"source_{part}" for part in "qkvo"}
+    | {"ssm_in", "ssm_out", "conv_in", "conv_out"}
 )
 
 
@@ -168,10 +169,15 @@ def gguf_weights(
 ) -> WeightFile:
     """The weights of an open GGUF file; `names` are those of its architecture."""
     found = {name: _gguf_weight(t) for name, t in tensors.items()}
-    for name, weight in found.items():
+    for name, weight in list(found.items()):
         if name.endswith(".ffn_gate_inp_shexp.weight") and len(weight.dims) == 1:
             # A router with one output, whose axis of size 1 the format drops.
             found[name] = _as_matrix(weight)
+        if name.endswith((".ssm_a", ".ssm_d")):
+            # Of heads they are a matrix with one column.
+            found[f"{name}.weight"] = _as_vector(found.pop(name)) if weight.dims[-1] == 1 else found.pop(name)
+        if name.endswith(".ssm_norm.weight"):
+            found[name] = _as_vector(weight)
     return WeightFile(what, names, found)
 
 

@@ -61,6 +61,7 @@ if typing.TYPE_CHECKING:
     from rlx.ops.linalg.solve import *
     from rlx.ops.nn.convolution import *
     from rlx.ops.nn.convolution_gradients import *
+    from rlx.ops.nn.linear_attention import *
     from rlx.ops.nn.losses import *
     from rlx.ops.nn.norm_gradients import *
     from rlx.ops.nn.norms import *
@@ -118,6 +119,7 @@ _LATER = (
     "rlx.ops.linalg.schur",
     "rlx.ops.linalg.solve",
     "rlx.ops.nn.convolution_gradients",
+    "rlx.ops.nn.linear_attention",
     "rlx.ops.nn.losses",
     "rlx.ops.nn.norm_gradients",
     "rlx.ops.nn.pooling",

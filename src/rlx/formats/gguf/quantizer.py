@@ -13,7 +13,7 @@ from rlx.errors import FormatError
 from rlx.formats.gguf.metadata import MetadataValue, TypedValue, ValueType
 from rlx.formats.gguf.reader import GgufTensor, open_gguf, packed_bytes
 from rlx.formats.gguf.tensor_types import TYPES, TensorType, decode, tensor_type
-from rlx.formats.gguf.type_mix import KEPT_NAMES, MIXES, TypeMix, fitting_type, wanted_type
+from rlx.formats.gguf.type_mix import MIXES, TypeMix, fitting_type, is_kept, wanted_type
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.mapped_file import U8
 from rlx.quant.decode import FORMATS
@@ -128,7 +128,7 @@ class _Requantized:
 def _converted(tensor: GgufTensor, kind: TensorType) -> PackedTensor:
     is_integer = tensor.type.dtype is not None and tensor.type.dtype.kind == "i"
     kept = is_integer or len(tensor.shape) < 2 or tensor.nbytes == 0
-    if kept or any(part in tensor.name for part in KEPT_NAMES):
+    if kept or is_kept(tensor.name):
         return tensor
     choice = fitting_type(kind, tensor.shape[-1])
     return tensor if choice in (None, tensor.type) else _Requantized(tensor, choice)

@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 from rlx.formats.gguf.tensor_types import TYPES, TensorType
 
-# Weights that decide much and weigh little stay as they are; biases of experts are matrices, too.
-KEPT_NAMES = (".bias", "_norm", "ffn_gate_inp", "position_embd", "token_types", "rope_freqs", "rope_factors", "ssm_")
+# Weights that decide much and weigh little stay as they are.
+_KEPT = (
+    *(".bias", "_norm", "ffn_gate_inp", "position_embd", "token_types", "rope_freqs", "rope_factors"),
+    *("ssm_conv1d", "shortconv.conv"),
+)
 # What rows get that are no whole number of 256-element blocks: blocks of 32 with at least as many bits.
 _NEAREST = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 
@@ -26,6 +29,11 @@ class TypeMix(NamedTuple):
 
 
 MIXES = {"Q4_K_M": TypeMix("Q4_K", True, 15), "Q5_K_M": TypeMix("Q5_K", True, 17)}
+
+
+def is_kept(name: str) -> bool:
+    """Whether a tensor stays in floats, whatever its shape: biases of experts and decays of states are matrices."""
+    return name.endswith((".ssm_a", ".ssm_d")) or any(part in name for part in _KEPT)
 
 
 def wanted_type(mix: TypeMix, name: str, layers: int, is_tied: bool) -> TensorType:

@@ -38,11 +38,12 @@ def _time_first(x: Any) -> Any:
 
 @op("selective_scan")
 class SelectiveScan(SharedInBatch, Op):
-    """y of the state-space scan, with n = `state_size` states per channel, from a zero state:
+    """y of the state-space scan, with n = `state_size` states per channel:
 
-        H_t = exp(Δ_t·A)⊙H_{t-1} + Δ_t·x_t·B_t,   y_t[c] = Σ_n C_t[n]·H_t[c, n]
+        H_t = exp(Δ_t·A)⊙H_{t-1} + Δ_t·x_t·B_t,   y_t[c] = Σ_n C_t[n]·H_t[n, c]
 
-    x and Δ [b, s, h], A [h, n], B and C [b, s, n]; the result is [b, s, h].
+    x and Δ [b, s, h], A [h, n], B and C [b, s, n]; the result is [b, s, h]. H begins at 0, or at the operand state
+    [b, n, h] with `carry_state`; with `return_state` the final H is a second result.
     """
 
     opens_for_autodiff = True
@@ -52,49 +53,61 @@ class SelectiveScan(SharedInBatch, Op):
     shared = (2,)
 
     state_size: int
+    carry_state: bool = False
+    return_state: bool = False
 
-    def infer(self, x: Shape, delta: Shape, a: Shape, b: Shape, c: Shape) -> Shape:
+    def infer(
+        self, x: Shape, delta: Shape, a: Shape, b: Shape, c: Shape, state: Shape | None = None
+    ) -> Shape | tuple[Shape, ...]:
         if x.rank != 3:
             raise self.fail(f"x must be [batch, seq, channels], got {x}")
+        if self.carry_state != (state is not None):
+            raise self.fail(f"carry_state={self.carry_state} does not fit an operand state of {state}")
         batch, seq, channels = x.dims
-        state: Dims = (batch, seq, self.state_size)
-        wanted = {"delta": (delta, x.dims), "a": (a, (channels, self.state_size)), "b": (b, state), "c": (c, state)}
+        states: Dims = (batch, seq, self.state_size)
+        final = x.with_dims((batch, self.state_size, channels))
+        wanted = {"delta": (delta, x.dims), "a": (a, (channels, self.state_size)), "b": (b, states), "c": (c, states)}
+        if state is not None:
+            wanted["state"] = (state, final.dims)
         _check_dims(self, {"x": (x, x.dims)} | wanted)
-        return x
+        return (x, final) if self.return_state else x
 
     @np.errstate(all="ignore")
-    def eval(self, x: Array, delta: Array, a: Array, b: Array, c: Array) -> Array:
+    def eval(self, x: Array, delta: Array, a: Array, b: Array, c: Array, state: Array | None = None) -> Any:
         wide, step, decay, enter, leave = as_f64(x, delta, a, b, c)
-        state = np.zeros((x.shape[0], x.shape[2], self.state_size))
+        held = np.zeros((x.shape[0], self.state_size, x.shape[2])) if state is None else as_f64(state)[0]
         y = np.zeros(x.shape)
         for t in range(x.shape[1]):
-            state = np.exp(step[:, t, :, None] * decay) * state
-            state = state + (step[:, t] * wide[:, t])[:, :, None] * enter[:, t, None, :]
-            y[:, t] = (state * leave[:, t, None, :]).sum(axis=-1)
-        return rounded(y, x.dtype)
+            held = np.exp(step[:, t, None, :] * decay.T) * held
+            held = held + (step[:, t] * wide[:, t])[:, None, :] * enter[:, t, :, None]
+            y[:, t] = (held * leave[:, t, :, None]).sum(axis=1)
+        scanned = rounded(y, x.dtype)
+        return (scanned, rounded(held, x.dtype)) if self.return_state else scanned
 
-    def decompose(self, x: Any, delta: Any, a: Any, b: Any, c: Any) -> Any:
+    def decompose(self, x: Any, delta: Any, a: Any, b: Any, c: Any, state: Any = None) -> Any:
         from rlx.ops.control.bodies import build_body
         from rlx.ops.control.scans import Scan
         from rlx.ops.pointwise.unary import exp
         from rlx.ops.reduction.reductions import reduce_sum
         from rlx.ops.shape.creation import zeros
-        from rlx.ops.shape.movement import expand_dims, moveaxis
+        from rlx.ops.shape.movement import expand_dims, moveaxis, transpose
 
         wide, step, decay, enter, leave = accumulators(x, delta, a, b, c)
         batch, seq, channels = x.shape
-        initial = zeros((batch, channels, self.state_size), wide.dtype)
+        decay = transpose(decay, (1, 0))
+        initial = zeros((batch, self.state_size, channels), wide.dtype) if state is None else accumulators(state)[0]
 
         def advance(state: Any, decay: Any, x: Any, step: Any, enter: Any, leave: Any) -> tuple[Any, Any]:
-            kept = exp(expand_dims(step, -1) * decay) * state
-            state = kept + expand_dims(step * x, -1) * expand_dims(enter, 1)
-            return state, reduce_sum(state * expand_dims(leave, 1), (-1,))
+            kept = exp(expand_dims(step, 1) * decay) * state
+            state = kept + expand_dims(step * x, 1) * expand_dims(enter, -1)
+            return state, reduce_sum(state * expand_dims(leave, -1), (1,))
 
         rows = [_time_first(v) for v in (wide, step, enter, leave)]
         types = [initial.type, decay.type, *(r.type.with_dims(r.shape[1:]) for r in rows)]
         body = build_body("selective_scan_step", advance, **dict(zip(("state", "a", "x", "delta", "b", "c"), types)))
-        _, y = Scan(body, seq, num_bcast=1, num_xs=4)(initial, decay, *rows)
-        return rounded_tensor(moveaxis(y, 0, 1), x.dtype)
+        final, y = Scan(body, seq, num_bcast=1, num_xs=4)(initial, decay, *rows)
+        scanned = rounded_tensor(moveaxis(y, 0, 1), x.dtype)
+        return (scanned, rounded_tensor(final, x.dtype)) if self.return_state else scanned
 
     batch = batch_by_folding
 
@@ -103,6 +116,7 @@ class SelectiveScan(SharedInBatch, Op):
         for b, s, h, n in ((2, 3, 4, 2), (1, 1, 1, 1), (1, 0, 2, 2)):
             operands = (spec(b, s, h), spec(b, s, h, low=0, high=1), spec(h, n), spec(b, s, n), spec(b, s, n))
             yield sample(cls(n), *operands)
+            yield sample(cls(n, True, True), *operands, spec(b, n, h))
         x = spec("B", "S", 3)
         yield sample(cls(2), x, x, spec(3, 2, low=-1, high=0), spec("B", "S", 2), spec("B", "S", 2), B=2, S=3)
 
@@ -203,9 +217,12 @@ class GatedDeltaNet(Op):
         yield sample(cls(2, True, True), *operands("B", "S", 2, 2), spec("B", 2, 2, 2), B=2, S=3)
 
 
-def selective_scan(x: Any, delta: Any, a: Any, b: Any, c: Any, state_size: int) -> Any:
-    """The state-space scan of Mamba; see `SelectiveScan`."""
-    return SelectiveScan(state_size)(*promote_inexact(x, delta, a, b, c))
+def selective_scan(
+    x: Any, delta: Any, a: Any, b: Any, c: Any, state_size: int, *, state: Any = None, return_state: bool = False
+) -> Any:
+    """The state-space scan of Mamba; see `SelectiveScan`. (y, final state) with `return_state`."""
+    operands = (x, delta, a, b, c) if state is None else (x, delta, a, b, c, state)
+    return SelectiveScan(state_size, state is not None, return_state)(*promote_inexact(*operands))
 
 
 def gated_delta_net(

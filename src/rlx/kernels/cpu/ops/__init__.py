@@ -76,7 +76,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "splat_lists": ("SplatBoxes", "SplatTileCounts", "SplatTileLists"),
     "tridiagonal": ("Tridiagonalized",),
     "tridiagonal_merge": ("MergedPoles", "SecularRoots", "SecularWeights", "MergeVectors"),
-    "ssm": ("SelectiveScan", "GatedDeltaNet"),
+    "ssm": ("SelectiveScan", "GatedDeltaNet", "LinearAttention"),
     "window_gradients": ("WindowGradient", "PixelMatMul"),
     "window_products": ("WindowMatMul", "ChannelWindows"),
 }
