@@ -109,6 +109,9 @@ class _LegalBuilder(KernelBuilder):
     def has_f64(self) -> bool:
         return self.machine.has_f64
 
+    def has_fma(self) -> bool:
+        return self.machine.has_fma
+
     def takes(self, statement: Statement) -> bool:
         """Whether a statement is copied as it stands."""
         if isinstance(statement, Let):

@@ -64,6 +64,7 @@ class Machine:
     masked_bytes: int = 0  # the smallest element that masked loads and stores handle natively; 0: none
     has_rounding: bool = True  # floor, ceil, trunc and round are instructions
     has_f64: bool = True  # f64 is a type of values
+    has_fma: bool = False  # a*b + c is an instruction that rounds once
     has_scale2: bool = False  # x * 2**n is an instruction for whole vectors
     has_f16_conversion: bool = True  # f16 <-> f32 are instructions that round to nearest even
     keeps_subnormals: bool = True  # no instruction takes f32 below 1.2e-38 for 0
@@ -140,6 +141,7 @@ AVX512 = Machine(
     vector_bytes=64,
     vector_registers=32,
     masked_bytes=1,
+    has_fma=True,
     has_scale2=True,
     lookup_lanes=(8, 16),
     byte_lookup_lanes=(16, 32, 64),
@@ -152,6 +154,7 @@ AVX2 = Machine(
     cpu="x86-64-v3",
     vector_bytes=32,
     masked_bytes=4,
+    has_fma=True,
     lookup_lanes=(8,),
     byte_lookup_lanes=(16, 32),
     pair_lanes=(4, 8),
@@ -165,7 +168,12 @@ SSE2 = Machine(
 )
 SSE4 = replace(SSE2, name="sse4", cpu="x86-64-v2", has_rounding=True, byte_lookup_lanes=(16,), pair_lanes=(4,))
 NEON = Machine(
-    name="neon", triple="aarch64-unknown-linux-gnu", cpu="generic", vector_registers=32, byte_lookup_lanes=(16,)
+    name="neon",
+    triple="aarch64-unknown-linux-gnu",
+    cpu="generic",
+    vector_registers=32,
+    has_fma=True,
+    byte_lookup_lanes=(16,),
 )
 RISCV = Machine(
     name="riscv64",

@@ -36,6 +36,7 @@ from rlx.compile.lower.powers import power_form
 from rlx.compile.lower.radix_sort import radix_form
 from rlx.compile.lower.repeated_values import places_and_labels, repeated_form
 from rlx.compile.lower.running_parts import parts_form
+from rlx.compile.lower.scan_panels import scan_panels
 from rlx.compile.lower.scans import checked_behind
 from rlx.compile.lower.sized_factors import SIZED_FORMS, shared_form
 from rlx.compile.lower.sort import ORDER_FORMS
@@ -110,7 +111,7 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
     if generator.reads_pixels:
         graph = channels_last(graph)
     if generator.panel_width is not None:
-        graph = long_products(graph)
+        graph = scan_panels(long_products(graph), generator)
     if generator.sorts_values:
         graph = value_sorts(graph)
     if generator.sorts_blocks:

@@ -24,7 +24,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Param
 from rlx.ir.rewrite.rebuild import rebuild
-from rlx.ir.shape import normalize_axis
+from rlx.ir.shape import Shape, normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.linalg.contraction import MatMul
 from rlx.ops.lowered.int16_products import Int16Panels
@@ -59,7 +59,7 @@ def pack_weights(graph: Graph, panel_width: PanelWidth, has_pairs: HasPairs = la
     widths: dict[NodeId, int] = {}
     for node in graph.nodes:
         if isinstance(node.op, MatMul) and node.inputs[1] in fixed:
-            width = _width(graph, node, panel_width)
+            width = panels_of(graph, node, panel_width)
             if width is not None:
                 widths[node.inputs[1]] = width
     if not widths:
@@ -92,7 +92,8 @@ def sum_dtype(graph: Graph, node: Node) -> DType | None:
     return result if result.size_bytes >= 4 else DType.I32
 
 
-def _width(graph: Graph, node: Node, panel_width: PanelWidth) -> int | None:
+def panels_of(graph: Graph, node: Node, panel_width: PanelWidth) -> int | None:
+    """The width of panels for the second operand of a product, if it is worth them."""
     b, wide = graph.shape(node.inputs[1]), sum_dtype(graph, node)
     if wide is None or b.rank != 2 or not b.is_static or 0 in b.static_dims:
         return None
@@ -105,20 +106,28 @@ def _width(graph: Graph, node: Node, panel_width: PanelWidth) -> int | None:
 def _widened_panels(b: Any, width: int, has_pairs: HasPairs) -> Any:
     """B read back from panels of its own type, or of the narrower one that it is widened from."""
     if widened_dtype(b.graph, b.node) is not None:
-        return b.node.op(_in_panels(b.graph.tensor(b.node.inputs[0]), width))
-    return _in_panels(b, width, has_pairs(b.dtype) and b.shape[0] % _PAIR == 0)
+        stored = b.graph.tensor(b.node.inputs[0])
+        return b.node.op(from_panels(as_panels(stored, width), stored.type))
+    return from_panels(as_panels(b, width, has_pairs), b.type)
 
 
-def _in_panels(b: Any, width: int, in_pairs: bool = False) -> Any:
-    """B stored in panels, and read back as it was."""
+def as_panels(b: Any, width: int, has_pairs: HasPairs = lambda dtype: False) -> Any:
+    """B in panels, of pairs where a machine has them and they fit."""
     k, n = b.shape
     count = -(-n // width)
     padded = pad(b, 0, high=(0, count * width - n)) if n % width else b
-    dims = (k // _PAIR, _PAIR, count, width) if in_pairs else (k, count, width)
     # The ops themselves, as the function would see that the two transposes cancel.
-    store, read = (Transpose(_TO_PAIRS), Transpose(_FROM_PAIRS)) if in_pairs else (Transpose(_SWAP), Transpose(_SWAP))
-    whole = reshape(read(store(reshape(padded, dims))), (k, count * width))
-    return narrow(whole, 1, 0, n) if n % width else whole
+    if has_pairs(b.dtype) and k % _PAIR == 0:
+        return Transpose(_TO_PAIRS)(reshape(padded, (k // _PAIR, _PAIR, count, width)))
+    return Transpose(_SWAP)(reshape(padded, (k, count, width)))
+
+
+def from_panels(panels: Any, shape: Shape) -> Any:
+    """A matrix of a shape read back from its panels."""
+    k, n = shape.dims
+    count, width = panels.shape[0], panels.shape[2]
+    whole = reshape(Transpose(_SWAP if panels.ndim == 3 else _FROM_PAIRS)(panels), (k, count * width))
+    return narrow(whole, 1, 0, n) if n != count * width else whole
 
 
 def stored_panels(graph: Graph) -> set[NodeId]:

@@ -30,8 +30,9 @@ CHUNK = 8192
 LONG_CHUNK = 32768
 # A chunk is a multiple of this many elements, and so of all vectors.
 WHOLE_VECTORS = 256
-# Functions of which four fit side by side into this many registers, and gain by it.
-_CHAINS = frozenset({"exp", "expm1", "tanh", "sigmoid", "silu", "gelu", "gelu_approx", "erf", "log", "log1p"})
+# Functions of which so many fit side by side into this many registers, and gain by it.
+_CHAINS = dict.fromkeys(("exp", "expm1", "tanh", "sigmoid", "silu", "gelu", "gelu_approx", "erf", "log", "log1p"), 4)
+_CHAINS |= {"cbrt": 4, **dict.fromkeys(("pow", "asin", "acos", "asinh", "acosh", "atanh"), 2)}
 MANY_REGISTERS = 32
 # The most that is computed in a map whose code is repeated for the ends of rows.
 SHORT_CODE = 8
@@ -196,7 +197,7 @@ class _PartMaker:
         math = [n.op for n in self.nest.nodes if not is_simple(n)]
         if self.register_lanes == 1 or self.machine.vector_registers < MANY_REGISTERS or not math:
             return 1
-        chains = 4 if len(math) == 1 and math[0] in _CHAINS else 1
+        chains = _CHAINS.get(math[0], 1) if len(math) == 1 else 1
         while isinstance(self.inner_size, int) and chains > 1 and self.register_lanes * chains > self.inner_size:
             chains //= 2
         return chains

@@ -245,6 +245,10 @@ class KernelBuilder:
         """Whether there are values of f64; only who builds for a target knows."""
         return True
 
+    def has_fma(self) -> bool:
+        """Whether `fma` rounds once; only who builds for a target knows."""
+        return False
+
     def fma(self, a: Operand, b: Operand, c: Operand) -> Value:
         return self.op("fma", a, b, c)
 

@@ -329,8 +329,18 @@ def _shift(shift: Callable[[Lanes, Lanes], Lanes]) -> Callable[[Lanes, Lanes], L
 
 
 def _fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
-    wide = np.float64 if a.dtype == np.float32 else np.longdouble
-    return np.asarray((a.astype(wide) * b + c).astype(a.dtype))
+    if a.dtype == np.float32:
+        return np.asarray((a.astype(np.float64) * b + c).astype(a.dtype))
+    # Of f64 with the rounding error of the product, whose halves are exact in extended floats, and that of the sum.
+    product = a * b
+    exact = [x.astype(np.longdouble) for x in (a, b)]
+    halves = [(h := x.astype(np.float32).astype(np.longdouble), x - h) for x in exact]
+    (ah, al), (bh, bl) = halves
+    lost = ((ah * bh - product) + ah * bl + al * bh) + al * bl
+    total = product + c
+    back = total - product
+    found = total + ((product - (total - back)) + (c - back) + lost)
+    return np.asarray(np.where(np.isfinite(found), found, total).astype(a.dtype))
 
 
 def _select(condition: Lanes, a: Lanes, b: Lanes) -> Lanes:

@@ -13,8 +13,8 @@ from rlx.kernels.math.vector_math import (
     at_most,
     exp_sum,
     float_format,
-    log_limits,
     polynomial,
+    short_chain,
     split_exponent,
 )
 
@@ -53,20 +53,36 @@ _Pair = tuple[Value, Value]  # an unevaluated sum, the second part small beside 
 
 def pow(k: KernelBuilder, x: Value, y: Value) -> Value:
     """x**y with C's special cases: 1 for y = 0 and for x = 1; NaN for a negative x and a y that is no integer."""
-    magnitude = k.abs(x)
-    power = _power(k, magnitude, y)
     f = float_format(x)
+    power = _power(k, k.abs(x), y)
+    bits = k.bitcast(x, f.signed)
+    is_ordinary = (bits >= f.bits_of(0.0, 1 - f.bias)) & (bits < f.bits_of(0.0, f.bias + 1)) & (k.abs(y) < math.inf)
+    # Most vectors have positive, normal numbers only.
+    all_ordinary = k.reduce("and", is_ordinary)
+    (found,) = k.choose(all_ordinary, lambda: [power], lambda: [_with_special_cases(k, x, y, power)])
+    return found
+
+
+def _with_special_cases(k: KernelBuilder, x: Value, y: Value, power: Value) -> Value:
+    """x**y from a `power` of |x| that knows neither 0 nor infinity, neither signs nor NaN."""
+    f, size = float_format(x), k.abs(x)
+    is_falling = y < 0.0
+    power = k.select(k.eq(size, 0.0), k.select(is_falling, math.inf, k.const(0.0, x.type)), power)
+    power = k.select(k.eq(size, math.inf), k.select(is_falling, 0.0, k.const(math.inf, x.type)), power)
+    grows = (size > 1.0) ^ is_falling
+    power = k.select(k.eq(k.abs(y), math.inf), k.select(grows, math.inf, k.const(0.0, x.type)), power)
     is_integer = k.eq(y, k.op("floor", y))
     half = y * 0.5
     is_odd = is_integer & k.ne(half, k.op("floor", half))
     power = k.select(is_odd & (k.bitcast(x, f.signed) < 0), -power, power)
-    power = k.select((x < 0.0) & (magnitude < math.inf) & (k.abs(y) < math.inf) & ~is_integer, math.nan, power)
+    is_nan = (x < 0.0) & (size < math.inf) & (k.abs(y) < math.inf) & ~is_integer
+    power = k.select(is_nan | k.ne(x, x) | k.ne(y, y), math.nan, power)
     is_one = k.eq(y, 0.0) | k.eq(x, 1.0) | (k.eq(x, -1.0) & k.eq(k.abs(y), math.inf))
     return k.select(is_one, 1.0, power)
 
 
 def _power(k: KernelBuilder, x: Value, y: Value) -> Value:
-    """x**y for x >= 0."""
+    """x**y for finite x > 0 and finite y."""
     f = float_format(x)
     if x.dtype is DType.F32 and k.has_f64():
         return k.cast(_exp2(k, k.cast(y, DType.F64) * _wide_log2(k, x)), DType.F32)
@@ -79,10 +95,8 @@ def _power(k: KernelBuilder, x: Value, y: Value) -> Value:
 
 
 def _wide_log2(k: KernelBuilder, x: Value) -> Value:
-    """log2(x) in f64 to 2**-36 of it, for an f32 x >= 0: e + s P(s*s) with x = m 2**e and s = (m-1)/(m+1)."""
+    """log2(x) in f64 to 2**-36 of it, for a finite f32 x > 0: e + s P(s*s) with x = m 2**e and s = (m-1)/(m+1)."""
     e, m = split_exponent(k, x)
-    e = k.select(x < math.inf, e, x)
-    e = k.select(k.eq(x, 0.0), -math.inf, e)
     # A quotient of f32 and a step of Newton's method take less time than one of f64.
     inverse = k.cast(1.0 / (m + 1.0), DType.F64)
     m = k.cast(m, DType.F64)
@@ -107,28 +121,26 @@ def _log_pair(k: KernelBuilder, x: Value) -> _Pair:
     """
     f, (two_thirds, rest_of_it) = float_format(x), _TWO_THIRDS[x.dtype]
     e, m = split_exponent(k, x)
-    r = m - 1.0
-    s = _quotient(k, r, m)
+    s = _quotient(k, m - 1.0, m)
     z = _product(k, s, s)
-    tail = z[0] * polynomial(k, z[0], _LOG_TAIL)
+    tail = z[0] * short_chain(k, z[0], _LOG_TAIL)
     leading, lost = _quick_sum(k, k.const(two_thirds, x.type), tail)
-    factor = (leading, lost + rest_of_it)
-    cubic = _product(k, s, _product(k, z, factor))
+    cubic = _product(k, s, _product(k, z, (leading, lost + rest_of_it)))
     doubled = _quick_sum(k, s[0] * 2.0, cubic[0])
-    mantissa_part = (doubled[0], doubled[1] + (k.fma(s[1], 2.0, cubic[1])))
-    total = _sum(k, e * f.ln2[0], mantissa_part[0])
-    high, low = _quick_sum(k, total[0], total[1] + k.fma(e, f.ln2[1], mantissa_part[1]))
-    limited = log_limits(k, x, high)
-    return limited, k.select(k.abs(limited) < math.inf, low, 0.0)
+    low = doubled[1] + k.fma(s[1], 2.0, cubic[1])
+    # Where e is not 0, e ln2 is larger than what is added to it.
+    total = _quick_sum(k, e * f.ln2[0], doubled[0])
+    return _quick_sum(k, total[0], total[1] + k.fma(e, f.ln2[1], low))
 
 
 def _quotient(k: KernelBuilder, r: Value, m: Value) -> _Pair:
     """r / (m + 1) as a pair, where r = m - 1 is exact."""
     divisor = m + 1.0
     lost = m - (divisor - 1.0)
-    high = r / divisor
+    inverse = 1.0 / divisor
+    high = r * inverse
     product, error = _exact_product(k, high, divisor)
-    return high, (((r - product) - error) - high * lost) / divisor
+    return high, k.fma(-high, lost, (r - product) - error) * inverse
 
 
 def _halves(k: KernelBuilder, a: Value) -> _Pair:
@@ -139,26 +151,22 @@ def _halves(k: KernelBuilder, a: Value) -> _Pair:
 
 
 def _exact_product(k: KernelBuilder, a: Value, b: Value) -> _Pair:
-    """a*b and its rounding error (Dekker); no fma, so that targets without one agree."""
+    """a*b and its rounding error, by an exact fma or else as Dekker does it: both are the same number."""
     product = a * b
+    if k.has_fma():
+        return product, k.fma(a, b, -product)
     (a_high, a_low), (b_high, b_low) = _halves(k, a), _halves(k, b)
     error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
     return product, error
 
 
 def _product(k: KernelBuilder, a: _Pair, b: _Pair) -> _Pair:
+    """a*b but for the product of the small parts."""
     high, error = _exact_product(k, a[0], b[0])
-    return _quick_sum(k, high, error + (a[0] * b[1] + a[1] * b[0]))
+    return high, k.fma(a[0], b[1], k.fma(a[1], b[0], error))
 
 
 def _quick_sum(k: KernelBuilder, a: Value, b: Value) -> _Pair:
     """a + b and its rounding error, for |a| >= |b|."""
     total = a + b
     return total, b - (total - a)
-
-
-def _sum(k: KernelBuilder, a: Value, b: Value) -> _Pair:
-    """a + b and its rounding error, for any two."""
-    total = a + b
-    b_part = total - a
-    return total, (a - (total - b_part)) + (b - b_part)

@@ -23,7 +23,7 @@ from rlx.ir.dtype import DType
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import Extent
 from rlx.kernels.ir.loop_ir import FLOATS, INTS, SHORT_FLOATS, Literal, Value
-from rlx.kernels.math import exact_math, vector_math
+from rlx.kernels.math import exact_math, vector_inverse, vector_math
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -325,6 +325,7 @@ _LOWERINGS: dict[str, tuple[int, frozenset[DType], Callable[..., Value]]] = {
         op: (1, FLOATS, _plain(op))
         for op in ("exp", "expm1", "log", "log1p", "tanh", "erf", "erfc", "sin", "cos", "tan", "atan", "sqrt")
     },
+    **{op: (1, FLOATS, getattr(vector_inverse, op)) for op in ("asin", "acos", "asinh", "acosh", "atanh", "cbrt")},
     "rsqrt": (1, FLOATS, lambda k, x: 1.0 / k.sqrt(x)),
     "recip": (1, FLOATS, lambda k, x: 1.0 / x),
     "sigmoid": (1, FLOATS, vector_math.sigmoid),

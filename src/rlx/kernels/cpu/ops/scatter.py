@@ -7,7 +7,7 @@ same for any number of workers, without atomics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from rlx.ir.dtype import DType
@@ -24,6 +24,8 @@ from rlx.ops.shape.indexing import IndexMode, ScatterKind, ScatterNd
 # Elements that one iteration moves, about; and the shortest part of a row, so that few ids are looked at twice.
 WORK = 16384
 SHORTEST = 64
+# Ids that are looked at together.
+BLOCK = 64
 
 
 def _supports(op: Op, operands: Sequence[Shape]) -> bool:
@@ -76,17 +78,56 @@ class Scatter:
         ):
             *place, which = unflatten(unit, units)
             start = which * part
+            stop = k.min(start + part, self.length)
+
+            def bring(point: Value, is_inside: bool = False) -> None:
+                at = unflatten(point, self.points)
+                self.bring(place[:lead], place[lead:], at, start, stop, is_inside)
+
+            if self.inner == 0 and self.has_plain_ids():
+                self.in_blocks(place[:lead], count, bring)
+                return
             with k.loop("point", 0, count) as point:
-                self.bring(
-                    place[:lead], place[lead:], unflatten(point, self.points), start, k.min(start + part, self.length)
-                )
+                bring(point)
+
+    def has_plain_ids(self) -> bool:
+        """Whether each update has one id, which says where it goes if it is on its axis."""
+        is_one = len(self.op.axes) == 1 and not self.site.machine.is_gpu
+        return is_one and self.indices.shape.dtype in (DType.I32, DType.I64)
+
+    def in_blocks(self, batch: Sequence[Value], count: Value, bring: Callable[..., None]) -> None:
+        """Updates of one element each: most blocks of ids are on the axis, which vectors see at once."""
+        k, dtype = self.k, self.indices.shape.dtype
+        unsigned, lanes = DType.of(f"u{8 * dtype.size_bytes}"), self.site.machine.lanes(dtype)
+        size = k.min(self.y.dims[self.op.axes[0]], (1 << (8 * dtype.size_bytes - 1)) - 1)
+        base, whole = self.indices.at(*batch), count // BLOCK * BLOCK
+        with k.loop("block", 0, whole, BLOCK) as first:
+            checks = []
+            for i in range(0, BLOCK, lanes):
+                ids = k.load(self.indices.buffer, base + first + i, lanes=lanes)
+                checks.append(k.bitcast(ids, unsigned) < k.splat(k.cast(size, unsigned), lanes))
+            inside = checks[0]
+            for check in checks[1:]:
+                inside = inside & check
+            are_inside = k.reduce("and", inside)
+            for condition, is_inside in ((are_inside, True), (~are_inside, False)):
+                with k.when(condition), k.loop("point", first, first + BLOCK) as point:
+                    bring(point, is_inside)
+        with k.loop("point", whole, count) as point:
+            bring(point)
 
     def bring(
-        self, batch: Sequence[Value], others: Sequence[Value], point: Sequence[Value], start: Value, stop: Value
+        self,
+        batch: Sequence[Value],
+        others: Sequence[Value],
+        point: Sequence[Value],
+        start: Value,
+        stop: Value,
+        is_inside: bool,
     ) -> None:
-        """One update, elements start..stop of its row."""
+        """One update, elements start..stop of its row, whose place is known to exist if it `is_inside`."""
         k, y, updates = self.k, self.y, self.updates
-        goal, exists = self.place([*batch, *point])
+        goal, exists = self.place([*batch, *point], is_inside)
         goal = goal + y.at(*batch)
         for axis, i in zip(self.outer, others):
             goal = goal + y.strides[axis] * i
@@ -109,7 +150,7 @@ class Scatter:
             update = _meet(k, self.op.kind, k.load(y.buffer, goal, lanes=lanes, mask=mask), update)
         k.store(y.buffer, goal, update, mask=mask)
 
-    def place(self, at: Sequence[Value]) -> tuple[Value, Value | None]:
+    def place(self, at: Sequence[Value], is_inside: bool) -> tuple[Value, Value | None]:
         """How far from the start of its batch a point lies, and whether it exists; None if it surely does."""
         k, y, indices = self.k, self.y, self.indices
         first, offset = indices.at(*at), k.as_index(0)
@@ -117,6 +158,9 @@ class Scatter:
         for number, axis in enumerate(self.op.axes):
             size = y.dims[axis]
             place = k.cast(k.load(indices.buffer, first + indices.strides[-1] * number), DType.I64)
+            if is_inside:
+                offset = offset + y.strides[axis] * place
+                continue
             place = k.select(place < 0, place + size, place)
             if self.op.mode is not IndexMode.Clip:
                 conditions += [place >= 0, place < size]
