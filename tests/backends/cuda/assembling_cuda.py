@@ -22,7 +22,7 @@ from rlx.backends.cuda.driver_types import FunctionAttribute
 # Of a block on all chips since sm_70; of a cluster that no attribute enlarges.
 MOST_THREADS, MOST_REGISTERS, PLAIN_SHARED, MOST_CLUSTER = 1024, 65536, 48 << 10, 8
 # What a block may ask for, by capability.
-SHARED = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (12, 0): 99 << 10}
+SHARED = {(7, 5): 64 << 10, (8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (12, 0): 99 << 10}
 LARGE_SHARED = 227 << 10
 
 

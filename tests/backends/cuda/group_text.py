@@ -363,15 +363,16 @@ def _matrices(code: str) -> Act:
 
 
 def _guarded_load(code: str) -> Act:
-    """An element where a number is above another one, else 0."""
-    above, bound, kind, at, offset = re.search(  # type: ignore[union-attr]
-        r"setp\.gt\.s32 p, \$(\d+), (\d+); mov\.b32 \$0, 0; @p ld\.global\.nc\.(\w+) \$0, \[\$(\d+)\+(\d+)\];", code
+    """An element where a number is above another one, else what is given."""
+    above, bound, missing, kind, at, offset = re.search(  # type: ignore[union-attr]
+        r"setp\.gt\.s32 p, \$(\d+), (\d+); mov\.b32 \$0, (\d+); @p ld\.global\.nc\.(\w+) \$0, \[\$(\d+)\+(\d+)\];", code
     ).groups()
     size = {"u8": 1, "u16": 2, "b32": 4}[kind]
 
     def load(warp: GridWarp, given: Sequence[Any]) -> Any:
         mask = warp.active & (given[int(above) - 1].view(np.int32) > int(bound))
-        data = np.zeros((LANES, 4), np.uint8)
+        data = np.full((LANES, 1), int(missing), np.uint32).view(np.uint8)
+        data[mask] = 0
         if mask.any():
             data[mask, :size] = warp.block.memory.load(given[int(at) - 1][mask] + np.uint64(int(offset)), size)
         return [data.view(np.uint32)[:, 0].copy()]

@@ -17,7 +17,7 @@ from rlx.runtime.compile_cache import clear_compile_cache
 LARGE = 3_000_000_017
 
 
-@pytest.fixture(params=[(8, 0), (9, 0)], ids=["sm_80", "sm_90a"])
+@pytest.fixture(params=[(7, 5), (8, 0), (9, 0), (12, 0)], ids=["sm_75", "sm_80", "sm_90a", "sm_120a"])
 def library(request, ptxas, monkeypatch):
     for cached in ("ptx_cache", "cubin_cache"):
         monkeypatch.setattr(code, cached, lambda: None)

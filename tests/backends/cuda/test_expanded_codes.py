@@ -1,4 +1,4 @@
-"""Products of many rows with GGUF panels by wgmma of weights that are written out: when they are taken, what is
+"""Products of many rows with GGUF panels on tensor cores by weights that are written out: when they are taken, what is
 launched and with which memory, and their code. On a GPU: `gpu_suite.py --only products --match codes`."""
 
 import numpy as np
@@ -58,6 +58,19 @@ def test_a_launch_writes_out_what_it_multiplies(fake, gpu, launched, name, dtype
         assert (a, a_size, a_pitch, b) == (1 << 20, (512, m), 512 * size, 16 << 20)
 
 
+def test_chips_without_wgmma_multiply_by_mma(fake, gpu, launched):
+    kernel = kernel_of("Q4_K", 512, 1024, "f32", machine=machine_named("sm_86"))
+    names, load = [p.name for p in kernel.params], CountedCode()
+    form = ExpandedForm(kernel.origin, names, machine_named("sm_86"), load)
+    assert form.name == "mma of codes that are written out" and not form.waits
+    words = [{"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}.get(n, 600) for n in names]
+    assert form.launch(words, gpu.stream, launching.Surroundings(scratch=16 << 20))
+    assert load.entries == ["split_rows", "expand_codes", "mma_product"]
+    assert launched[-1].shared_bytes <= 99 << 10 and form.tiles.shape(600, 1024, 84).split == 2
+    names = {f.name for f in tensor_forms(kernel, machine_named("sm_86"))[0]}
+    assert names == {"mma of codes", "mma of codes that are written out"}
+
+
 def test_few_rows_and_little_memory_are_left_to_others(fake, gpu, launched, monkeypatch):
     form, names, _ = made("Q4_K", 512, 1024, "f32")
     addresses = {"a": 1 << 20, "b0": 2 << 20, "c": 3 << 20}
@@ -77,11 +90,7 @@ def test_few_rows_and_little_memory_are_left_to_others(fake, gpu, launched, monk
 def test_which_products_have_it():
     forms, _ = tensor_forms(kernel_of("Q4_K", 512, 64), SM_90A)
     assert [f.name for f in forms] == ["wgmma of codes that are written out", "mma of codes"]
-    for kernel, machine in (
-        (kernel_of("Q4_K", 512, 64, rows=4), SM_90A),
-        (kernel_of("Q4_K", 512, 64, machine=machine_named("sm_80")), machine_named("sm_80")),
-    ):
-        assert [f.name for f in tensor_forms(kernel, machine)[0]] == ["mma of codes"]
+    assert [f.name for f in tensor_forms(kernel_of("Q4_K", 512, 64, rows=4), SM_90A)[0]] == ["mma of codes"]
     assert tensor_forms(kernel_of("Q4_K", 512, 64, "f64"), SM_90A)[0] == ()
 
 

@@ -23,7 +23,18 @@ from rlx.ops.attn.gradients import AttentionBackward
 SM_90A = machine_named("sm_90a")
 
 
-def graph_of(dtype="bf16", width=128, heads=16, kv_heads=4, cache=False, mask=False, turned=False, rows="", sinks=False, **options):
+def graph_of(
+    dtype="bf16",
+    width=128,
+    heads=16,
+    kv_heads=4,
+    cache=False,
+    mask=False,
+    turned=False,
+    rows="",
+    sinks=False,
+    **options,
+):
     """Attention of symbolic lengths; with a `cache` as a model has it, with the heads of q behind its positions. `rows`
     is the type of q, if it is another one."""
     graph = rlx.Graph("attention")

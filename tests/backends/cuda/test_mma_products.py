@@ -49,6 +49,28 @@ def test_sums(rows, columns, m, n, k, block, turned):
         np.testing.assert_allclose(values, want[row, column : column + 2], atol=1e-4)
 
 
+@pytest.mark.parametrize("split", [1, 2])
+def test_numbers_that_are_sums_of_parts(split):
+    """Lines of A are [rests | rounded], those of B [rounded] or [rounded | rests]."""
+    m, n, k = 20, 24, 128
+    form = form_of(lambda a, w: a @ w.T, (("B", k), "bf16"), ((n, k), "bf16"))
+    shape = MmaShape(64, 64, 1, 2, True, "bf16", split)
+    text = mma_product_text("product", shape, finish_of(form.product, form._finish, SM_80), SM_80.triple)
+    rng = np.random.default_rng(split)
+    a, b = (rng.standard_normal((rows, 2, k)).astype(ml_dtypes.bfloat16) for rows in (m, n))
+    b = b[:, :split]
+    memory = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b)])
+    arguments = [GLOBAL, 4 * k, GLOBAL + a.nbytes, 2 * split * k, m, n, k]
+    found = run_block(text, arguments, memory, 0, 256, shape.shared_bytes)
+    wide_a, wide_b = a.astype("f8"), b.astype("f8")
+    want = wide_a.sum(1) @ wide_b[:, 0].T
+    if split == 2:
+        want += wide_a[:, 1] @ wide_b[:, 1].T
+    for (row, column), values in found.items():
+        if row < m and column < n:
+            np.testing.assert_allclose(values, want[row, column : column + 2], atol=1e-3)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100", "sm_120"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_code(arch, dtype):

@@ -48,7 +48,7 @@ def kernel_of(name, k, n, dtype="f32", rows="B", machine=SM_90A, then=lambda y: 
 def form_of(name, k, n, dtype="f32", machine=SM_90A, then=lambda y: y):
     forms, refusal = tensor_forms(kernel_of(name, k, n, dtype, machine=machine, then=then), machine)
     # Where many rows have a form of their own, it is asked first.
-    assert isinstance(forms[-1], CodeRowsForm) and len(forms) == 1 + machine.has_wgmma and not refusal
+    assert isinstance(forms[-1], CodeRowsForm) and len(forms) == 2 and not refusal
     return forms[-1]
 
 

@@ -20,6 +20,7 @@ from rlx.backends.cuda.hopper.gradient_form import GradientForm, gradient_form_r
 from rlx.backends.cuda.hopper.launching import TensorForm
 from rlx.backends.cuda.hopper.mma_attention_form import attention_ways
 from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
+from rlx.backends.cuda.hopper.mma_gradient_form import MmaGradientForm
 from rlx.backends.cuda.hopper.pixel_form import PixelForm, pixel_refusal
 from rlx.backends.cuda.hopper.routed_form import RoutedForm, routed_refusal
 from rlx.backends.cuda.hopper.window_form import WindowForm, window_refusal
@@ -193,7 +194,8 @@ def tensor_forms(kernel: Kernel, machine: Machine) -> tuple[tuple[TensorForm, ..
         return tuple(form(kernel.origin, params, machine, tensor_code) for form in ways), refusal
     if isinstance(kernel.origin, GradientOrigin):
         refusal = gradient_form_refusal(kernel.origin)
-        return (() if refusal else (GradientForm(kernel.origin, params, machine, tensor_code),)), refusal
+        gradients = GradientForm if machine.has_wgmma else MmaGradientForm
+        return (() if refusal else (gradients(kernel.origin, params, machine, tensor_code),)), refusal
     return (), kernel.origin.reason if isinstance(kernel.origin, AttentionRefusal) else ""
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Chips with instructions that only code for exactly this chip may use.
 _SPECIFIC = {(9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)}
 # The oldest that the kernels are written for.
-OLDEST_CAPABILITY = (8, 0)
+OLDEST_CAPABILITY = (7, 5)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ TENSOR_WIDTHS = (64, 128, 192, 256)
 MASK_TYPES = (DType.BOOL, DType.F16, DType.BF16, DType.F32)
 # The axis of positions.
 SEQUENCES = {AttentionLayout.Bsm: -2, AttentionLayout.Bshd: 1, AttentionLayout.Bhsd: 2}
-# Heads whose gradients registers hold beside the scores.
+# Heads whose gradients registers hold beside the scores, on Hopper.
 WIDEST_GRADIENTS = 128
 # Positions and lengths are cut to this, so that sums of them fit into 32 bits.
 FAR = 1 << 29
@@ -161,21 +161,18 @@ def _refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> 
 
 def gradient_refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
     """The same of the gradients of an attention; operands q, k, v, and what may be missing at the end."""
-    if not machine.has_wgmma:
-        return f"{machine.name} has no wgmma"
+    if op.has_kv_len or op.has_positions:
+        return "lengths or positions"
     if op.mask_kind.is_operand:
         return f"a {op.mask_kind} operand"
-    plain = op.replace(has_kv_len=False, has_positions=False)
-    assert isinstance(plain, AttentionBase)
-    reason = few_rows_refusal(machine, plain, operands[:3])
+    reason = many_rows_refusal(machine, op, operands[:3])
     if reason:
         return reason
     if operands[0].dtype is not operands[1].dtype:
         return f"gradients of {operands[0].dtype} queries of {operands[1].dtype} keys"
-    if op.has_kv_len or op.has_positions:
-        return "lengths or positions"
     widths = op.head_dim, value_width(op, operands[2])
-    return "" if widths[0] == widths[1] <= WIDEST_GRADIENTS else f"gradients of heads of {widths[0]} and {widths[1]}"
+    has_kernel = not machine.has_wgmma or (widths[0] in TENSOR_WIDTHS and widths[0] <= WIDEST_GRADIENTS)
+    return "" if widths[0] == widths[1] and has_kernel else f"gradients of heads of {widths[0]} and {widths[1]}"
 
 
 class AttentionRefusal(NamedTuple):

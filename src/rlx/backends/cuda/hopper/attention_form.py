@@ -10,7 +10,7 @@ from rlx.backends.cuda.hopper.attention import THREADS, attention_text
 from rlx.backends.cuda.hopper.attention_shape import ROWS, AttentionShape, Integers
 from rlx.backends.cuda.hopper.decode import KEYS, WARPS, DecodeShape, decode_text
 from rlx.backends.cuda.hopper.decode import THREADS as DECODE_THREADS
-from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm
+from rlx.backends.cuda.hopper.launching import ELEMENTS, NOTHING, Load, Ready, TensorForm, block_shared_bytes
 from rlx.backends.cuda.hopper.split_attention import split_attention_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock, MapSpec, encode
 from rlx.backends.cuda.memory import DeviceBuffer
@@ -165,6 +165,9 @@ class DecodeForm(OfAttention):
 
     def decode_shape(self, tiles: int) -> DecodeShape:
         shape = self.shape
+        # Where heads are wide, small chips have room for what eight rows find.
+        if DecodeShape(shape, tiles).shared_bytes > block_shared_bytes(self.machine):
+            tiles = 1
         has_room = shape.depth + shape.width <= 256 and not (shape.is_split and shape.depth > 64 and tiles > 1)
         return DecodeShape(shape, tiles, self.machine.has_early_launch, self.reads_ahead and has_room)
 
@@ -181,14 +184,13 @@ class DecodeForm(OfAttention):
         if any(x % 16 for x in operands):
             return NOTHING
         rows = queries * self.shape.group
-        tiles = row_tile_count(self.shape, rows)
-        shape = self.decode_shape(tiles)
+        shape = self.decode_shape(row_tile_count(self.shape, rows))
         row_tiles = -(-rows // shape.rows)
         items = batch * (self.shape.heads // self.shape.group) * row_tiles
         # As many blocks as there are multiprocessors, and not more than there are keys for.
         splits = max(1, min(gpu.info.multiprocessors // items, -(-keys // self.least_keys)))
         what = f"{shape!r}"
-        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(tiles), gpu)
+        function = self.function(shape, shape.shared_bytes, what, lambda: self.ptx(shape.tiles), gpu)
         found, counters = self._memory(gpu, items * splits * shape.floats * 4) if splits > 1 else (0, 0)
         arguments = [*operands, found, counters, queries, keys, row_tiles, splits, *self.seen_keys(words)]
         block = ArgumentBlock(0, len(arguments))

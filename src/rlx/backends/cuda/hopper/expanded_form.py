@@ -1,5 +1,5 @@
-"""`ExpandedForm`: products of many rows with GGUF panels by wgmma: weights are written out for each product, which many
-rows hardly notice, into memory that the products of all layers share.
+"""`ExpandedForm`: products of many rows with GGUF panels on tensor cores: weights are written out for each product,
+which many rows hardly notice, into memory that the products of all layers share.
 
 Rows of bf16 and f16 meet weights of their own type. Rows of f32, and weights for them, are sums of two numbers of bf16
 (`rlx.kernels.gpu.expand_codes`), so that results are those of products in f32 to about 16 bits of each factor.
@@ -14,6 +14,7 @@ from functools import cached_property
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.form import HopperForm, product_refusal
 from rlx.backends.cuda.hopper.launching import NOTHING, Load, Ready, Surroundings, TensorForm
+from rlx.backends.cuda.hopper.mma_form import MmaForm, mma_refusal
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.backends.program.grid import Grid
@@ -43,7 +44,8 @@ def expanded_refusal(origin: CodesOrigin, machine: Machine) -> str:
         return "few rows"
     if product.a.col_stride != 1:
         return "strides"
-    return product_refusal(_expanded(origin), origin.acc, machine)
+    refusal = product_refusal if machine.has_wgmma else mma_refusal
+    return refusal(_expanded(origin), origin.acc, machine)
 
 
 def _parts(origin: CodesOrigin) -> int:
@@ -68,14 +70,16 @@ def _expanded(origin: CodesOrigin) -> Product:
 class ExpandedForm(TensorForm):
     """One product."""
 
-    name, entry = "wgmma of codes that are written out", "product"
-    waits = True
+    entry = "product"
 
     def __init__(self, origin: CodesOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)
         self.origin, self.parts, self.product = origin, _parts(origin), _expanded(origin)
         written = ["split_rows", *(b.name for b in self.product.bs)]
-        self.tiles = HopperForm(self.product, [*params, *written], machine, load, split=self.parts)
+        form = HopperForm if machine.has_wgmma else MmaForm
+        self.name = f"{'wgmma' if machine.has_wgmma else 'mma'} of codes that are written out"
+        self.waits = form.waits
+        self.tiles = form(self.product, [*params, *written], machine, load, split=self.parts)
         # One for all code, so that all of it is known in one place.
         self._functions = self.tiles._functions
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from rlx.backends.cuda.device import Gpu
 from rlx.backends.cuda.hopper.few_rows import COLUMNS, ROWS, THREADS, FewShape, few_rows_text
-from rlx.backends.cuda.hopper.launching import ALONE, ELEMENTS, NOTHING, Load, Ready, Surroundings
+from rlx.backends.cuda.hopper.launching import ALONE, ELEMENTS, NOTHING, Load, Ready, Surroundings, block_shared_bytes
 from rlx.backends.cuda.hopper.product_form import ProductForm
 from rlx.backends.cuda.hopper.stream_rows import DEPTH as STREAM_DEPTH
-from rlx.backends.cuda.hopper.stream_rows import MOST_STAGES, UNIT, StreamShape, stream_rows_text
 from rlx.backends.cuda.hopper.stream_rows import ROWS as STREAM_ROWS
 from rlx.backends.cuda.hopper.stream_rows import THREADS as STREAM_THREADS
+from rlx.backends.cuda.hopper.stream_rows import UNIT, StreamShape, stream_rows_text
 from rlx.backends.cuda.hopper.tensor_maps import ArgumentBlock
 from rlx.backends.cuda.modules import Launch
 from rlx.ir.dtype import DType
@@ -110,9 +110,11 @@ class FewRowsForm(ProductForm):
         """One block on each multiprocessor; between its first and its last arguments is how many stages it has."""
         shape, units = self.stream_shape, -(-n // UNIT)
         blocks = min(gpu.info.multiprocessors, units)
-        stages = shape.stages(-(-units // blocks), k)
+        room = block_shared_bytes(self.machine)
+        stages = shape.stages(-(-units // blocks), k, room)
         what = f"{shape}\0{self.product}\0{self._finish.text}"
-        function = self.function("stream", shape.shared_bytes(MOST_STAGES), what, self.stream_ptx, gpu)
+        most = shape.shared_bytes(shape.most_stages(room))
+        function = self.function("stream", most, what, self.stream_ptx, gpu)
         arguments = [*first, stages, *last]
         block = ArgumentBlock(0, len(arguments))
         block.set_words(arguments)

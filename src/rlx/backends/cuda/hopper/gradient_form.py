@@ -32,8 +32,8 @@ def gradient_form_refusal(origin: GradientOrigin) -> str:
     return origin.refusal
 
 
-class _OfGradients(TensorForm):
-    """What both have. Code is made when it is first launched, and serves all sizes."""
+class OfGradients(TensorForm):
+    """What all have. Code is made when it is first launched, and serves all sizes."""
 
     def __init__(self, origin: GradientOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(params, machine, load)
@@ -62,7 +62,7 @@ class _OfGradients(TensorForm):
         return kept[-1].address
 
 
-class _Sums(_OfGradients):
+class Sums(OfGradients):
     """The sums of dy*y of all queries, [batch, head, query]."""
 
     name, entry = "row products", "row_products"
@@ -91,14 +91,14 @@ class _Sums(_OfGradients):
         return Ready(function, Launch(-(-rows // rows_per_block(self.shape)), SUM_THREADS), block)
 
 
-class GradientForm(_OfGradients):
+class GradientForm(OfGradients):
     """The gradients of one attention."""
 
     name, entry = "wgmma gradients", "gradients"
 
     def __init__(self, origin: GradientOrigin, params: Sequence[str], machine: Machine, load: Load) -> None:
         super().__init__(origin, params, machine, load)
-        self.sums = _Sums(origin, params, machine, load)
+        self.sums = Sums(origin, params, machine, load)
 
     def ptx(self) -> str:
         text = gradients_text(self.entry, self.shape, self.machine.triple)

@@ -34,7 +34,7 @@ BYTE_ELEMENTS = tuple(BYTES.values())
 
 
 # Bytes that a block may have on chips whose multiprocessors share less than those of the large ones, and on those.
-_SMALL_CHIPS = {86: 99 << 10, 89: 99 << 10, 120: 99 << 10, 121: 99 << 10, 80: 163 << 10, 87: 163 << 10}
+_SMALL_CHIPS = {75: 64 << 10, 86: 99 << 10, 89: 99 << 10, 120: 99 << 10, 121: 99 << 10, 80: 163 << 10, 87: 163 << 10}
 _LARGE_CHIPS = 227 << 10
 
 

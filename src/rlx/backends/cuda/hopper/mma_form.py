@@ -38,8 +38,9 @@ class MmaForm(ProductForm):
 
     name, entry = "mma tiles", "mma_product"
 
-    def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load) -> None:
+    def __init__(self, product: Product, params: Sequence[str], machine: Machine, load: Load, split: int = 0) -> None:
         super().__init__(product, params, machine, load)
+        self.split = split
         self._element = ELEMENTS[product.a.dtype]
         self._along_k = all(b.row_stride == 1 for b in product.bs)
 
@@ -58,7 +59,7 @@ class MmaForm(ProductForm):
 
         rows, columns = min((s for s in _COSTS if s[1] // parts >= 64), key=longest)
         room = block_shared_bytes(self.machine)
-        shape = MmaShape(rows, columns // parts, parts, 2, self._along_k, self._element)
+        shape = MmaShape(rows, columns // parts, parts, 2, self._along_k, self._element, self.split)
         return shape._replace(stages=min(_MOST_STAGES, (room - 128) // shape.stage_bytes))
 
     def prepared(self, words: Sequence[int], gpu: Gpu) -> Ready:

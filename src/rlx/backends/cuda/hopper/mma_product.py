@@ -32,7 +32,8 @@ LINES = THREADS // 8
 
 class MmaShape(NamedTuple):
     """A tile of `rows` by `columns` of C for each of `parts` products of the same A, with so many `stages`; whether B
-    lies side by side along K."""
+    lies side by side along K. With a `split`, numbers are sums: lines of A are [rests | rounded], those of B [rounded]
+    or, if it is 2, [rounded | rests], each as long as the depth, a multiple of 64 (`rlx.kernels.gpu.expand_codes`)."""
 
     rows: int
     columns: int
@@ -40,6 +41,7 @@ class MmaShape(NamedTuple):
     stages: int
     along_k: bool
     element: str  # "bf16" or "f16"
+    split: int = 0
 
     @property
     def a_bytes(self) -> int:
@@ -90,7 +92,7 @@ class _MmaProduct:
         self.lane, warp = self.thread & 31, self.thread >> 5
         self.warp_row, self.warp_column = warp // COLUMN_WARPS, warp % COLUMN_WARPS
         self.row, self.column = self.origin(w.register("ctaid.x"))
-        self.steps = (self.k + (DEPTH - 1)) // DEPTH
+        self.steps = (self.k + (DEPTH - 1)) // DEPTH * (shape.split + 1)
 
     def origin(self, tile: Val) -> tuple[Val, Val]:
         """The first row and column of a tile: bands of rows, column by column."""
@@ -130,16 +132,27 @@ class _MmaProduct:
         w, shape = self.w, self.shape
         with w.when(step < self.steps):
             to, k = self.memory + stage * shape.stage_bytes, step * DEPTH
-            self.bring_lines(to, *self.a, self.row, self.m, k, shape.rows)
+            of_a, of_b = self.places(step) if shape.split else ((k, self.k), (k, self.k))
+            self.bring_lines(to, *self.a, self.row, self.m, *of_a, shape.rows)
             for part, (at, pitch) in enumerate(self.bs):
                 target = to + (shape.a_bytes + part * shape.part_bytes)
                 if shape.along_k:
-                    self.bring_lines(target, at, pitch, self.column, self.n, k, shape.columns)
+                    self.bring_lines(target, at, pitch, self.column, self.n, *of_b, shape.columns)
                 else:
                     self.bring_slabs(target, at, pitch, k)
         w.asm("cp.async.commit_group;")
 
-    def bring_lines(self, to: Val, at: Val, pitch: Val, first: Val, count: Val, k: Val, lines: int) -> None:
+    def places(self, step: Val) -> tuple[tuple[Val, Val], tuple[Val, Val]]:
+        """Where a step begins in lines of A and of B, and where those end, if lines have several parts."""
+        w, k = self.w, self.k
+        per_part = k // DEPTH
+        part, inside = step // per_part, step % per_part * DEPTH
+        of_a, of_b = inside + w.select(part > 0, k, 0), inside
+        if self.shape.split == 2:
+            of_b = of_b + w.select(part.equals(1), k, 0)
+        return (of_a, k * 2), (of_b, k * self.shape.split)
+
+    def bring_lines(self, to: Val, at: Val, pitch: Val, first: Val, count: Val, k: Val, end: Val, lines: int) -> None:
         """Lines that lie side by side along K; behind the last one is the last one, behind the end of K zeros."""
         w = self.w
         piece, line = self.thread & 7, self.thread >> 3
@@ -147,7 +160,7 @@ class _MmaProduct:
         target = to + line * 128 + ((piece ^ (line & 7)) << 4)
         for start in range(0, lines, LINES):
             number = w.least(first + line + start, count - 1)
-            copy_piece(w, target + start * 128, at + w.wide(number) * pitch, place, self.k)
+            copy_piece(w, target + start * 128, at + w.wide(number) * pitch, place, end)
 
     def bring_slabs(self, to: Val, at: Val, pitch: Val, k: Val) -> None:
         """Lines along the columns of B, slab by slab of 64 columns; zeros behind the end of K and behind the last."""

@@ -68,9 +68,13 @@ class StreamShape(NamedTuple):
     def shared_bytes(self, stages: int) -> int:
         return self.ring_at + stages * STAGE_BYTES
 
-    def stages(self, units: int, depth: int) -> int:
+    def most_stages(self, room: int) -> int:
+        """Of a block that may have so many bytes."""
+        return min(MOST_STAGES, (room - self.ring_at) // STAGE_BYTES)
+
+    def stages(self, units: int, depth: int, room: int) -> int:
         """For a block that has so many units: no more than it fills."""
-        return min(MOST_STAGES, units * self.parts * -(-depth // DEPTH))
+        return min(self.most_stages(room), units * self.parts * -(-depth // DEPTH))
 
 
 def stream_rows_text(name: str, shape: StreamShape, finish: FinishCall, triple: str) -> str:
