@@ -276,20 +276,19 @@ class SequenceBatch:
         rows, self._ahead = self._ahead, set()
         again: list[list[int]] = [[] for _ in self.tokens]
         for row in rows:
-            if self._kept is not None and self._kept[0][row] == self.tokens[row] != []:
-                self._restore(row, self._kept[1])
-            else:
-                # From position 0 on, no state counts.
+            kept = self._kept if self._kept is not None and self._kept[0][row] == self.tokens[row] else None
+            self._restore(row, None if kept is None else kept[1])
+            if kept is None:
                 again[row], self.tokens[row] = self.tokens[row], []
         if any(again):
             self.extend(again)
 
-    def _restore(self, row: int, states: Sequence[Array]) -> None:
-        left = iter(states)
-        for i, has in enumerate(self._runner.has_places):
-            if not has:
-                self._caches[i] = np.array(self._runner.on_host(self._caches[i]))
-                self._caches[i][row] = next(left)[row]
+    def _restore(self, row: int, states: Sequence[Array] | None) -> None:
+        """Give a sequence these states, or those of its beginning."""
+        places = [i for i, has in enumerate(self._runner.has_places) if not has]
+        for number, place in enumerate(places if self._caches else ()):
+            self._caches[place] = np.array(self._runner.on_host(self._caches[place]))
+            self._caches[place][row] = 0 if states is None else states[number][row]
 
     def can_write_ahead(self, options: SamplingOptions) -> bool:
         """Whether several steps may pay without the host between them: logits are far from it."""

@@ -5,9 +5,8 @@ Of each sequence they keep, whatever its length,
     conv.0, ...    f32[B, taps-1, features]    the last inputs of a convolution
     ssm.0, ...     f32[B, n, features]         of Mamba, and of Mamba-2 f32[B, heads, n, features of a head]
 
-A state belongs to the end of its sequence, so it cannot go back, other than keys and values; whoever shortens a
-sequence reads it again. Where a sequence begins, at position 0, no state counts. Padding leaves states as they are: it
-adds nothing to them and lets nothing decay.
+States are 0 where a sequence begins. A state belongs to the end of its sequence, so it cannot go back, other than keys
+and values. Padding leaves states as they are: it adds nothing to them and lets nothing decay.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class RecurrentLayers:
         if kv_len is not None:
             self.is_new = ops.cast(ops.lt(positions, ops.expand_dims(kv_len, -1)), DType.I32)
             self.count = ops.reduce_sum(self.is_new, (1,))
-            self.goes_on = ops.gt(ops.narrow(positions, 1, 0, 1), 0)
 
     def mixed(self, x: Any, layer: int) -> Any:
         """What the layer adds, of its normalised input [B,S,D]."""
@@ -142,9 +140,7 @@ class RecurrentLayers:
         """The state f32[B, ..] that goes on; None where texts are read from their beginnings."""
         if self.is_new is None:
             return None
-        stored = self.graph.input(name, ("B", *dims), DType.F32)
-        begun = ops.reshape(self.goes_on, (self.dims[0], *(1,) * len(dims)))
-        return ops.where(begun, stored, 0.0)
+        return self.graph.input(name, ("B", *dims), DType.F32)
 
     def _keep(self, name: str, after: Any) -> None:
         if self.is_new is not None:
