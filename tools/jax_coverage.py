@@ -191,6 +191,17 @@ MODULES = {
         """,
         {},
     ),
+    "jax.scipy.signal": Module(
+        "rlx.scipy.signal",
+        "convolve convolve2d correlate correlate2d csd detrend fftconvolve istft stft welch",
+        {},
+    ),
+    "jax.scipy.fft": Module("rlx.scipy.fft", "dct dctn idct idctn", {}),
+    "jax.scipy.ndimage": Module("rlx.scipy.ndimage", "map_coordinates", {}),
+    "jax.scipy.interpolate": Module("rlx.scipy.interpolate", "RegularGridInterpolator", {}),
+    "jax.scipy.integrate": Module("rlx.scipy.integrate", "trapezoid", {}),
+    "jax.scipy.optimize": Module("rlx.scipy.optimize", "OptimizeResults minimize", {}),
+    "jax.scipy.sparse.linalg": Module("rlx.scipy.sparse.linalg", "bicgstab cg gmres", {}),
     "jax.tree": Module(
         "rlx.tree",
         """

@@ -151,6 +151,33 @@ def test_shapes_and_sizes():
     assert str(rnp.size(tensor)) == "4*B"
 
 
+@pytest.mark.parametrize(
+    "call", [lambda x: x.reshape(3, 2, order="F"), lambda x: x.ravel("F"), lambda x: x.flatten("F")]
+)
+def test_methods_take_the_order_of_elements(call):
+    x = np.arange(6.0).reshape(2, 3)
+    for found in (call(rnp.asarray(x)), rlx.jit(call)(x)):
+        np.testing.assert_array_equal(found, call(x))
+
+
+def test_parts_are_distinct_within_a_bound():
+    rows = np.array([[1, 2], [0, 1], [1, 2], [0, 0]])
+    bounded = rlx.jit(lambda x: rnp.unique(x, axis=0, return_counts=True, size=4, fill_value=7))
+    values, counts = bounded(rows)
+    assert values.tolist() == [[0, 0], [0, 1], [1, 2], [7, 7]]
+    assert counts.tolist() == [1, 1, 2, 0]
+
+
+def test_common_values_say_where_they_stand():
+    first, second = np.array([3, 1, 1, 7, 3]), np.array([7, 9, 3])
+    for found, wanted in zip(
+        rnp.intersect1d(first, second, return_indices=True), np.intersect1d(first, second, False, True)
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    bounded = rlx.jit(lambda a, b: rnp.intersect1d(a, b, return_indices=True, size=3, fill_value=-1))
+    assert [x.tolist() for x in bounded(first, second)] == [[3, 7, -1], [0, 3, 5], [2, 0, 3]]
+
+
 def test_jit_and_eager_agree():
     def normalise(x):
         return (x - rnp.mean(x, axis=-1, keepdims=True)) / rnp.std(x, axis=-1, keepdims=True)

@@ -199,3 +199,26 @@ def test_a_choice_between_numbers_takes_the_type_of_what_it_meets(dtype):
     assert rlx.jit(lambda x: rnp.where(x > 0, 1, 0) + x.astype("i8"))(x).dtype == np.int8
     assert rlx.jit(lambda x: rnp.where(x > 0, 1.0, 0.0))(x).dtype == np.float32
     assert rlx.jit(lambda x: rnp.where(x > 0, 1.0, x.astype("f32")) * x)(x).dtype == (x + np.float32([0])).dtype
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c: rnp.where(True, c, 2.0),
+        lambda c: rnp.add(c, 2.0),
+        lambda c: -rnp.sqrt(c),
+        lambda c: rnp.maximum(c, 2),
+        lambda c: rnp.clip(c, 0, 3),
+        lambda c: rlx.exp(c),
+    ],
+)
+def test_what_is_computed_of_numbers_alone_is_weak_eagerly_and_in_programs(function):
+    x = rnp.ones(2, "bf16")
+    eager, inside = function(1.0) * x, rlx.jit(lambda x: function(1.0) * x)(x)
+    passed = rlx.jit(lambda s, x: s * x)(function(1.0), x)
+    captured = function(1.0)
+    assert {a.dtype for a in (eager, inside, passed, rlx.jit(lambda x: captured * x)(x))} == {x.dtype}
+    assert function(1.0).dtype == np.float32
+    # An array is strong, and so is what a weak number becomes with it.
+    assert (function(rnp.ones(2)) * x).dtype == np.float32
+    assert (rnp.reshape(function(1.0), (1,)) * x).dtype == np.float32

@@ -178,6 +178,9 @@ CASES += [
 ]
 
 _UNIQUE = np.array([3, 1, 1, 7, 3, 3])
+_PARTS = np.array([[1.0, 2.0, 1.0], [0.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+# Complex numbers with equal real parts.
+_TIES = np.array([[1 + 2j, 1 - 1j, 0 + 5j], [1 + 2j, -1 + 0j, 0 + 4j]])
 CASES += [
     *(case(n, _UNIQUE, known=(0,)) for n in ("unique", "unique_counts", "unique_inverse")),
     case("unique_values", _UNIQUE, known=(0,), oracle=np.unique),
@@ -185,6 +188,10 @@ CASES += [
     case("unique", _UNIQUE, True, True, True, known=(0,)),
     case("unique", np.array([np.nan, 1.0, np.nan]), known=(0,)),
     case("unique_values", np.array([np.nan, 1.0, np.nan]), known=(0,), oracle=lambda x: np.unique(x, equal_nan=False)),
+    *(case("unique", _PARTS, True, True, True, axis=a, known=(0,)) for a in (0, 1, -1)),
+    case("unique", _PARTS + 0.5j * _PARTS[::-1], axis=0, known=(0,)),
+    case("unique", np.zeros((3, 0)), axis=0, known=(0,)),
+    *(case(n, _TIES, axis=a) for n in ("sort", "argsort") for a in (0, 1, None)),
 ]
 
 

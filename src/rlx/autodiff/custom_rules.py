@@ -33,9 +33,6 @@ class _CustomFunction:
     are not traced.
     """
 
-    # Whether what the function reads from outside has no derivative; else differentiating by it is an error.
-    captures_are_constant = False
-
     def __init__(
         self,
         fun: Function,
@@ -64,11 +61,8 @@ class _CustomFunction:
             called = Called(fun, Arguments(fun, rest, {}), graph)
             rule = self._rule(constants, tree_structure(rest), called.traced.out_tree)
             count = len(called.traced.captures)
-            operands = [*called.operands]
-            if self.captures_are_constant and count:
-                operands[-count:] = [stop_gradient(x) for x in operands[-count:]]
             op = CustomDerivative(called.graph, rule, count)
-            return called.traced.out_tree.unflatten(as_tuple(op(*operands)))
+            return called.traced.out_tree.unflatten(as_tuple(op(*called.operands)))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

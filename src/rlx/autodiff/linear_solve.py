@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.autodiff.custom_rules import _CustomFunction, _JvpRule, _VjpRule
+from rlx.autodiff.custom_rules import _CustomFunction, _JvpRule, _VjpRule, stop_gradient
 from rlx.autodiff.functions import jvp, vjp
 from rlx.errors import AutodiffError
 from rlx.ir.graph import Graph
@@ -25,7 +25,7 @@ from rlx.trace.tracing import spec_of, trace_flat
 
 Matvec = Callable[[Any], Any]
 Solve = Callable[[Matvec, Any], Any]
-# A linear function of its last argument; the first are the values that its matrix depends on.
+# A function of the values that a matrix, or a solver, depends on, and of a vector.
 Linear = Callable[[Sequence[Any], Any], Any]
 
 
@@ -34,32 +34,57 @@ def linear_solution(
 ) -> Any:
     """x with matvec(x) = b, as `solve(matvec, b)` finds it; `(x, aux)` if that is what it returns.
 
-    `transpose_solve` is given the adjoint of `matvec`; without it, `solve` itself is transposed.
+    `transpose_solve` is given the adjoint of `matvec`; without it, `solve` itself is transposed. Solvers may read what
+    is being differentiated: a preconditioner that is made of the matrix, or a start. It is constant to derivatives.
     """
     scope = current_scope()
     if scope is None:
         return solve(matvec, b)
     leaves, tree = tree_flatten(b)
     leaves = [lift(x, scope.graph) for x in leaves]
-    names = [f"x{i}" for i in range(len(leaves))]
-    specs = [spec_of(x, "the right side of a linear system") for x in leaves]
-    traced = trace_flat("matvec", lambda xs: matvec(tree.unflatten(xs)), specs, names, can_capture=True)
+    known: list[Any] = []
 
-    def product(matrix: Sequence[Any], x: Any) -> Any:
-        return tree.unflatten(inline_graph(traced.graph, [*tree_flatten(x)[0], *matrix]))
+    def recorded(name: str, function: Linear) -> Linear:
+        """The function as a program of all that is known so far and of a vector, which rules may use elsewhere."""
+        count = len(known)
+        specs = [spec_of(x, "the right side of a linear system") for x in (*known, *leaves)]
+        traced = trace_flat(
+            name,
+            lambda xs: function(xs[:count], tree.unflatten(xs[count:])),
+            specs,
+            [f"x{i}" for i in range(len(specs))],
+            can_capture=True,
+        )
+        start = len(known)
+        known.extend(lift(x, scope.graph) for x in traced.captures)
+        mine = slice(start, len(known))
 
-    matrix = [lift(x, scope.graph) for x in traced.captures]
-    return _Solution(product, solve, transpose_solve, has_aux)(matrix, tree.unflatten(leaves))
+        def run(values: Sequence[Any], x: Any) -> Any:
+            operands = [*values[:count], *tree_flatten(x)[0], *values[mine]]
+            return traced.out_tree.unflatten(inline_graph(traced.graph, operands))
+
+        return run
+
+    product = recorded("matvec", lambda _, x: matvec(x))
+    matrix_size = len(known)
+    solver = recorded("solve", lambda values, b: solve(lambda x: product(values, x), b))
+    transposed: Linear | None = None
+    if transpose_solve is not None:
+        turned = transpose_solve
+        transposed = recorded(
+            "transpose_solve",
+            lambda values, b: turned(lambda y: _transposed(lambda x: product(values, x), y), b),
+        )
+    constants = [stop_gradient(x) for x in known[matrix_size:]]
+    return _Solution(product, solver, transposed, has_aux)([*known[:matrix_size], *constants], tree.unflatten(leaves))
 
 
 class _Solution(_CustomFunction):
-    """x of product(matrix, x) = b, as a function of matrix and b; the solver may read anything else, as constants."""
+    """x of product(matrix, x) = b, as a function of what the matrix and its solvers depend on, and of b."""
 
-    captures_are_constant = True
-
-    def __init__(self, product: Linear, solve: Solve, transpose_solve: Solve | None, has_aux: bool) -> None:
+    def __init__(self, product: Linear, solve: Linear, transpose_solve: Linear | None, has_aux: bool) -> None:
         def solution(matrix: Sequence[Any], b: Any) -> Any:
-            return solve(lambda x: product(matrix, x), b)
+            return solve(matrix, b)
 
         super().__init__(solution)
         self.product, self.solve, self.transpose_solve, self.has_aux = product, solve, transpose_solve, has_aux
@@ -102,7 +127,7 @@ class _Solution(_CustomFunction):
     def adjoint_solution(self, matrix: Sequence[Any], ct: Any) -> Any:
         """A⁻ᴴ·ct."""
         if self.transpose_solve is None:
-            return _transposed(lambda b: self.parts(self.solve(lambda x: self.product(matrix, x), b))[0], ct)
+            return _transposed(lambda b: self.parts(self.solve(matrix, b))[0], ct)
 
         def adjoint(matrix: Sequence[Any], y: Any) -> Any:
             return _transposed(lambda x: self.product(matrix, x), y)

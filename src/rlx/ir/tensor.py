@@ -277,7 +277,7 @@ def lift(value: Any, graph: Graph) -> Tensor:
         return scope.array(value)
     if isinstance(value, Dim):
         raise TraceError(f"the symbolic size {value} is used as a value; use rnp.dim_value({value}) to compute with it")
-    return Tensor(graph, graph.constant(value).id, is_python_scalar(value))
+    return Tensor(graph, graph.constant(value).id, is_python_scalar(value) or getattr(value, "weak", False))
 
 
 def _foreign(value: Tensor, graph: Graph) -> Tensor:

@@ -16,7 +16,7 @@ from rlx.ir.shape import normalize_axes, normalize_axis
 from rlx.ir.tensor import Tensor, building, current_scope, is_python_scalar, leaked, lift, no_size
 from rlx.ops.define.operands import convert as to_dtype
 from rlx.ops.define.operands import dims_of, dtype_of, promote_inexact, promote_operands
-from rlx.runtime.arrays import as_array
+from rlx.runtime.arrays import Array, as_array
 from rlx.runtime.device_arrays import DeviceArray
 
 P = ParamSpec("P")
@@ -119,8 +119,8 @@ def operand(x: Any) -> Any:
 
 
 def _held(x: Any) -> Any:
-    """A value as users hold it: tensors and arrays of devices as they are."""
-    return x if isinstance(x, Tensor | DeviceArray) else as_array(x)
+    """A value as users hold it: tensors and arrays of rlx as they are."""
+    return x if isinstance(x, Tensor | DeviceArray | Array) else as_array(x)
 
 
 def operands(*xs: Any) -> list[Any]:

@@ -285,7 +285,8 @@ def fmin(x1: Any, x2: Any, /) -> Any:
 def clip(x: Any, /, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Any:
     """x limited to [min, max]; None is no limit. `a_min` and `a_max` are NumPy's older names."""
     low, high = (a_min if min is None else min), (a_max if max is None else max)
-    result = value(x)
+    # Python numbers among each other stay weak.
+    result = value(x) if low is None and high is None else operand(x)
     if low is not None:
         result = ops.maximum(result, operand(low))
     if high is not None:

@@ -13,9 +13,20 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import OpError, ShapeError
+from rlx.ir.dims import product
 from rlx.ir.dtype import DType
 from rlx.ir.tensor import Tensor
-from rlx.numpy.arguments import array_function, axis_of, convert, known_values, operand, promoted, rank_of, value
+from rlx.numpy.arguments import (
+    array_function,
+    axis_of,
+    convert,
+    known_values,
+    operand,
+    promoted,
+    rank_of,
+    static_size,
+    value,
+)
 from rlx.numpy.creation import asarray
 from rlx.ops.define.operands import dims_of, dtype_of
 
@@ -53,8 +64,11 @@ def _line(x: Any, axis: int | None) -> tuple[Any, int]:
 def sort(
     x: Any, /, axis: int | None = -1, *, descending: bool = False, stable: bool = True, kind: str | None = None
 ) -> Any:
-    """x in order along `axis` (flattened for None), NaN last. Every sort is stable; `kind` is accepted and not used."""
+    """x in order along `axis` (flattened for None), NaN last. Complex numbers are ordered by their real, then by their
+    imaginary parts. Every sort is stable; `kind` is accepted and not used."""
     x, axis = _line(x, axis)
+    if dtype_of(x).is_complex:
+        return ops.complex_(*ops.sort(ops.real(x), ops.imag(x), axis=axis, descending=descending, num_keys=2))
     return ops.sort(x, axis=axis, descending=descending)
 
 
@@ -64,6 +78,9 @@ def argsort(
 ) -> Any:
     """The i32 positions that sort x along `axis`; equal elements keep their order."""
     x, axis = _line(x, axis)
+    if dtype_of(x).is_complex:
+        positions = ops.iota(dims_of(x), axis=axis)
+        return ops.sort(ops.real(x), ops.imag(x), positions, axis=axis, descending=descending, num_keys=2)[-1]
     return ops.argsort(x, axis, descending)
 
 
@@ -158,43 +175,71 @@ class UniqueInverseResult(NamedTuple):
     inverse_indices: Any
 
 
-def _distinct(x: Any, size: int | None, fill_value: Any, function: str, equal_nan: bool = False) -> UniqueAllResult:
+def _distinct(
+    x: Any, size: int | None, fill_value: Any, function: str, equal_nan: bool = False, axis: int | None = None
+) -> UniqueAllResult:
+    """What is distinct among the elements of the flattened x, or among its parts along `axis`."""
     x = value(x)
-    flat = ops.flatten(x)
-    count = dims_of(flat)[0]
-    if count == 0:
-        return _nothing_distinct(x, size or 0, fill_value)
-    order, ordered = ops.argsort(flat), ops.sort(flat)
-    # An element is new when it differs from its neighbour in the sorted row; the first one always is.
-    before, after = ops.narrow(ordered, 0, 0, count - 1), ops.narrow(ordered, 0, 1, count - 1)
-    differs = ops.ne(after, before)
-    if equal_nan:
-        differs = ops.and_(differs, ops.logical_not(ops.and_(ops.isnan(after), ops.isnan(before))))
+    parts = ops.flatten(x) if axis is None else ops.moveaxis(x, axis_of(axis, x, function), 0)
+    count = static_size(dims_of(parts)[0], function) if axis is not None else dims_of(parts)[0]
+    if count == 0 or 0 in dims_of(parts):
+        return _nothing_distinct(x, parts, size, fill_value, axis)
+    order, differs = _in_order(parts, equal_nan)
     is_new = ops.concat([ops.ones((1,), DType.BOOL), differs], 0)
     group = ops.cumsum(convert(is_new, DType.I32), 0) - 1
     if size is None:
         known = known_values(x)
         if known is None:
             raise OpError(f"{function}: the number of results depends on values; give size=, an upper bound")
-        size = len(np.unique(known, equal_nan=equal_nan))
+        size = np.unique(known, axis=axis, equal_nan=equal_nan).shape[axis or 0]
     starts = ops.nonzero(is_new, size, fill_value=_PAST_THE_END)[0]
     exists = ops.lt(starts, _PAST_THE_END)
-    first = ops.where(exists, starts, 0)
-    values = ops.take(ordered, first, 0)
+    first = ops.take(order, ops.where(exists, starts, 0), 0)
+    values = ops.take(parts, first, 0)
     if fill_value is not None:
-        values = ops.where(exists, values, convert(operand(fill_value), dtype_of(values)))
+        there = ops.reshape(exists, (size, *(1 for _ in dims_of(parts)[1:])))
+        values = ops.where(there, values, convert(operand(fill_value), dtype_of(values)))
     ends = ops.concat([ops.narrow(starts, 0, 1, size - 1), ops.full((1,), _PAST_THE_END, DType.I32)], 0)
     total = convert(ops.dim_value(count), DType.I32)
     counts = ops.where(exists, ops.sub(ops.minimum(ends, total), starts), 0)
     inverse = ops.put_along_axis(ops.zeros_like(group), order, group, 0)
-    return UniqueAllResult(values, ops.take(order, first, 0), ops.reshape(inverse, dims_of(x)), counts)
+    if axis is None:
+        return UniqueAllResult(values, first, ops.reshape(inverse, dims_of(x)), counts)
+    return UniqueAllResult(ops.moveaxis(values, 0, axis), first, inverse, counts)
 
 
-def _nothing_distinct(x: Any, size: int, fill_value: Any) -> UniqueAllResult:
-    """What an array without elements holds, in `size` places."""
-    values = ops.full((size,), 0 if fill_value is None else fill_value, dtype_of(x))
-    zeros = ops.zeros((size,), DType.I32)
-    return UniqueAllResult(values, zeros, ops.zeros(dims_of(x), DType.I32), zeros)
+def _in_order(parts: Any, equal_nan: bool) -> tuple[Any, Any]:
+    """The positions that sort elements, or parts by their elements in turn, and which differ from the one before."""
+    rest = dims_of(parts)[1:]
+    columns = [parts]
+    if rest:
+        width = static_size(product(rest), "unique")
+        rows = ops.reshape(parts, (dims_of(parts)[0], width))
+        columns = [ops.squeeze(ops.narrow(rows, 1, i, 1), 1) for i in range(width)]
+    if any(dtype_of(c).is_complex for c in columns):
+        columns = [part for c in columns for part in (ops.real(c), ops.imag(c))]
+    *ordered, order = ops.sort(*columns, ops.iota(dims_of(columns[0])), axis=0, num_keys=len(columns))
+    last = dims_of(columns[0])[0] - 1
+    differs = ops.zeros((last,), DType.BOOL)
+    for column in ordered:
+        before, after = ops.narrow(column, 0, 0, last), ops.narrow(column, 0, 1, last)
+        differ = ops.ne(after, before)
+        if equal_nan:
+            differ = ops.and_(differ, ops.logical_not(ops.and_(ops.isnan(after), ops.isnan(before))))
+        differs = ops.or_(differs, differ)
+    return order, differs
+
+
+def _nothing_distinct(x: Any, parts: Any, size: int | None, fill_value: Any, axis: int | None) -> UniqueAllResult:
+    """What an array without elements holds, in `size` places; parts without elements are all the same."""
+    found = min(1, dims_of(parts)[0])
+    size = found if size is None else size
+    values = ops.full((size, *dims_of(parts)[1:]), 0 if fill_value is None else fill_value, dtype_of(x))
+    zeros, inverse = ops.zeros((size,), DType.I32), ops.zeros(dims_of(parts)[:1], DType.I32)
+    if axis is None:
+        return UniqueAllResult(values, zeros, ops.zeros(dims_of(x), DType.I32), zeros)
+    counts = ops.where(ops.lt(ops.iota((size,)), found), dims_of(parts)[0], 0)
+    return UniqueAllResult(ops.moveaxis(values, 0, axis), zeros, inverse, counts)
 
 
 # Larger than any position, and still an i32.
@@ -234,13 +279,16 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
     size: int | None = None,
     fill_value: Any = None,
+    sorted: bool = True,
 ) -> Any:
-    """Distinct values of the flattened x in order, and what else is asked for; see `unique_all`."""
-    found = _distinct(x, size, fill_value, "unique", equal_nan)
+    """Distinct values of the flattened x, or distinct parts of x along `axis`, in order, and what else is asked for;
+    see `unique_all`."""
+    found = _distinct(x, size, fill_value, "unique", equal_nan, axis)
     asked = (return_index, return_inverse, return_counts)
     extra = [part for part, wanted in zip(found[1:], asked) if wanted]
     return (found.values, *extra) if extra else found.values
@@ -288,12 +336,34 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 
 @array_function
 def intersect1d(
-    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
 ) -> Any:
-    """Values that occur in both, distinct and in order; with `size`, filled with `fill_value` or 0."""
+    """Values that occur in both, distinct and in order; with `size`, filled with `fill_value` or 0.
+
+    With `return_indices` also where each stands first in both; for filled places that is their number of elements.
+    """
     row, is_first = _ordered_firsts(ar1)
     keep = ops.and_(is_first, isin(row, ar2))
-    return _members(row, keep, size, fill_value, "intersect1d")
+    found = _members(row, keep, size, fill_value, "intersect1d")
+    if not return_indices:
+        return found
+    exists = ops.lt(ops.iota(dims_of(found)), ops.reduce_sum(convert(keep, DType.I32), (0,)))
+    return found, _first_place(found, exists, ar1), _first_place(found, exists, ar2)
+
+
+def _first_place(values: Any, exists: Any, x: Any) -> Any:
+    """Where each value that exists stands first in the flattened x; for others, the number of its elements."""
+    flat = ops.flatten(value(x))
+    places = ops.iota(dims_of(flat))
+    count = convert(ops.dim_value(dims_of(flat)[0]), DType.I32)
+    is_there = ops.eq(ops.expand_dims(values, 1), ops.expand_dims(flat, 0))
+    return ops.where(exists, ops.reduce_min(ops.where(is_there, places, count), (1,)), count)
 
 
 @array_function

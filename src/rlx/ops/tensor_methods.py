@@ -210,7 +210,10 @@ class TensorMethods:
         """The last two axes exchanged."""
         return movement.swapaxes(self, -1, -2)
 
-    def reshape(self, *dims: Any) -> Tensor:
+    def reshape(self, *dims: Any, order: str = "C") -> Tensor:
+        if order != "C":
+            found: Tensor = array_functions().reshape(self, _unpacked(dims), order)
+            return found
         return movement.reshape(self, _unpacked(dims))
 
     def transpose(self, *axes: Any) -> Tensor:
@@ -222,11 +225,12 @@ class TensorMethods:
     def squeeze(self, axis: Axes = None) -> Tensor:
         return movement.squeeze(self, axis)
 
-    def ravel(self) -> Tensor:
-        return movement.flatten(self)
+    def ravel(self, order: str = "C") -> Tensor:
+        found: Tensor = array_functions().ravel(self, order)
+        return found
 
-    def flatten(self) -> Tensor:
-        return movement.flatten(self)
+    def flatten(self, order: str = "C") -> Tensor:
+        return self.ravel(order)
 
     def repeat(self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Tensor:
         found: Tensor = array_functions().repeat(self, repeats, axis, total_repeat_length=total_repeat_length)

@@ -25,10 +25,12 @@ from rlx.trace.nan_checks import looks_for_nans, refuse_new_nans
 class Array(TensorMethods, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
     """An immutable array. Operators promote as rlx does: `i32 + f32` is f32, Python scalars are weak."""
 
-    # Only of arrays that lie where a program stores over its inputs; see `rlx.runtime.donation`.
-    __slots__ = ("_loan", "_place")
+    # `_loan` and `_place` are only of arrays that lie where a program stores over its inputs (`rlx.runtime.donation`),
+    # `weak` of what was computed from Python numbers alone, which is as weak as they are.
+    __slots__ = ("_loan", "_place", "weak")
     _loan: Any
     _place: object
+    weak: bool
 
     # Equality is elementwise, so arrays are not hashable, as in NumPy.
     __hash__ = None

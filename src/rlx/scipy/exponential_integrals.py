@@ -10,6 +10,7 @@ import numpy as np
 from rlx import ops
 from rlx.errors import OpError
 from rlx.numpy.arguments import array_function, inexact
+from rlx.numpy.creation import asarray
 from rlx.numpy.manipulation import broadcast_arrays
 from rlx.ops.define.operands import convert, dtype_of
 from rlx.trace.control import fori_loop
@@ -35,7 +36,7 @@ def bernoulli(n: int) -> Any:
     """The Bernoulli numbers B0, .., Bn, with B1 = -1/2."""
     if not isinstance(n, int) or n < 0:
         raise OpError(f"bernoulli: n is a number that is known and not negative, got {n!r}")
-    return inexact(np.asarray(bernoulli_numbers(n)))[0]
+    return asarray(bernoulli_numbers(n))
 
 
 def _series_part(x: Any, terms: int, sign: float) -> Any:

@@ -79,7 +79,7 @@ def spec_of(value: Any, what: str = "a value") -> Spec:
         return Spec((), dtype, weak=dtype is not DType.I64)
     if isinstance(value, np.ndarray | np.generic) or (hasattr(value, "shape") and hasattr(value, "dtype")):
         try:
-            return Spec(value.shape, value.dtype)
+            return Spec(value.shape, value.dtype, getattr(value, "weak", False))
         except DTypeError as error:
             raise TraceError(f"{what} is an array of {value.dtype}, which no op accepts: {error}") from None
     shown = repr(value)

@@ -42,7 +42,7 @@ def _category(dtype: DType) -> int:
 
 
 def _is_weak(value: Any) -> bool:
-    return is_python_scalar(value) or (isinstance(value, Tensor) and value.weak)
+    return is_python_scalar(value) or getattr(value, "weak", False)
 
 
 def common_dtype(*operands: Any) -> DType:
@@ -79,20 +79,23 @@ def convert(value: Any, dtype: DType) -> Any:
 
 
 def promote_operands(*operands: Any) -> tuple[Any, ...]:
-    """The operands converted to their common dtype."""
+    """The operands converted to their common dtype, as weak as they are if all of them are."""
     dtype = common_dtype(*operands)
     graph = target_graph(operands)
     if graph is None:
-        return tuple(convert(x, dtype) for x in operands)
+        return tuple(keep_weak(convert(x, dtype), *operands) for x in operands)
     return tuple(
-        Tensor(graph, graph.constant(x, dtype).id) if is_python_scalar(x) else convert(lift(x, graph), dtype)
+        keep_weak(
+            Tensor(graph, graph.constant(x, dtype).id) if is_python_scalar(x) else convert(lift(x, graph), dtype),
+            *operands,
+        )
         for x in operands
     )
 
 
 def keep_weak(result: Any, *operands: Any) -> Any:
     """`result` of an elementwise op, weak when all operands are: `2 * s` takes the dtype of what it meets, as `s`."""
-    if isinstance(result, Tensor) and all(_is_weak(x) for x in operands):
+    if all(_is_weak(x) for x in operands) and hasattr(type(result), "weak"):
         result.weak = True
     return result
 

@@ -28,7 +28,7 @@ from rlx.ops.define.operands import (
 )
 from rlx.ops.define.rules import batch_elementwise, put_batch_first, unbroadcast
 from rlx.ops.define.samples import COMPLEX, FLOATS, Sample, sample, spec
-from rlx.ops.pointwise.arithmetic import mul
+from rlx.ops.pointwise.arithmetic import mul, ne
 from rlx.ops.pointwise.complex_numbers import conjugate
 from rlx.ops.shape.movement import expand_dims, flatten, moveaxis, reshaped, squeeze, swapaxes, transposed
 
@@ -357,6 +357,8 @@ def matmul(a: Any, b: Any, *, precision: str = "default", out_dtype: DTypeLike |
     [3 7]
     """
     a, b = promote_operands(a, b)
+    if dtype_of(a) is DType.BOOL:
+        return _any_pair(matmul(*_counted(a, b)))
     left, right = len(dims_of(a)), len(dims_of(b))
     if left == 0 or right == 0:
         raise ShapeError("matmul: a scalar has no rows or columns; use `*` to scale")
@@ -380,8 +382,21 @@ def dot_general(
 ) -> Any:
     """The sum of products over paired axes; see `DotGeneral`."""
     axes = (tuple(lhs_contracting), tuple(rhs_contracting), tuple(lhs_batch), tuple(rhs_batch))
+    lhs, rhs = promote_operands(lhs, rhs)
+    if dtype_of(lhs) is DType.BOOL:
+        return _any_pair(DotGeneral(*axes)(*_counted(lhs, rhs)))
     out = None if out_dtype is None else DType.of(out_dtype)
-    return DotGeneral(*axes, precision, out)(*promote_operands(lhs, rhs))
+    return DotGeneral(*axes, precision, out)(lhs, rhs)
+
+
+def _counted(*operands: Any) -> tuple[Any, ...]:
+    """Bools as numbers whose sums of products are positive where any product is true."""
+    return tuple(convert(x, DType.F32) for x in operands)
+
+
+def _any_pair(counts: Any) -> Any:
+    """The product of bools, as NumPy has it, from the counts of pairs that are both true."""
+    return ne(counts, 0)
 
 
 def tensordot(a: Any, b: Any, axes: int | tuple[int | Sequence[int], int | Sequence[int]] = 2, **options: Any) -> Any:
