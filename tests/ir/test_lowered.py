@@ -43,6 +43,7 @@ LOWERED = {
     "PixelMatMul",
     "WindowGradient",
     "WindowMatMul",
+    "WindowProduct",
     "ExpertMatMul",
     "ExpertRoute",
     "FftHalves",
