@@ -45,6 +45,7 @@ LOWERED = {
     "PixelMatMul",
     "WindowGradient",
     "WindowMatMul",
+    "WindowProduct",
     "ExpertMatMul",
     "ExpertRoute",
     "FftHalves",

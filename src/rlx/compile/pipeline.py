@@ -22,6 +22,7 @@ from rlx.compile.lower.attention import split_attention
 from rlx.compile.lower.attention_logs import share_logs
 from rlx.compile.lower.code_products import code_products
 from rlx.compile.lower.lower import kernel_forms, name_results
+from rlx.compile.lower.picture_layout import picture_layout
 from rlx.compile.lower.written_attention import join_attention
 from rlx.compile.memory.in_place import store_in_place, with_copies
 from rlx.compile.memory.liveness import is_pure_view
@@ -109,6 +110,11 @@ def _joins_weights(settings: Settings) -> bool:
 
 def _packs_weights(settings: Settings) -> bool:
     return settings.has_prepare and settings.generator is not None and settings.generator.panel_width is not None
+
+
+def _keeps_pictures(settings: Settings) -> bool:
+    """Whether products over windows read weights in panels."""
+    return _packs_weights(settings) and settings.generator is not None and settings.generator.reads_pixels
 
 
 def _packs_blocks(settings: Settings) -> bool:
@@ -356,6 +362,15 @@ STEPS: tuple[Step, ...] = (
         Stage.Optimize,
         _report_fusion,
         "Counts what fused and finds what nearly did, while the program still has the ops of users.",
+    ),
+    Step(
+        "picture_layout",
+        Stage.Weights,
+        on_graph(lambda graph, _: picture_layout(graph)),
+        "Convolutions become products of weights that are packed next; norms, gates and pools between them are written "
+        "in few ops now.",
+        _keeps_pictures,
+        optional=True,
     ),
     Step(
         "pack_quantized",

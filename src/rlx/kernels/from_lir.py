@@ -307,9 +307,9 @@ class _Maker:
         packed = layout is None and not experts and self.has_panels(form, product.n)
         if (form.has_pairs or (form.code_digits and layout is None)) and not packed:
             raise InternalError(f"make_kernel: {head!r} needs a B in panels")
-        is_plain = layout is None and not (packed or experts or form.code_digits)
+        is_plain = layout is None and not (packed or experts or form.code_digits or form.windows)
         in_pairs = form.has_pairs or (is_plain and pairs_as_they_lie(self.machine, product))
-        return ProductSpec(product, form.accumulator, packed, in_pairs, layout, form.code_digits, experts)
+        return ProductSpec(product, form.accumulator, packed, in_pairs, layout, form.code_digits, experts, form.windows)
 
     def has_panels(self, form: ProductForm, n: Extent) -> bool:
         """Whether n columns of B lie in memory in panels, or as one panel does: few columns, side by side. GPUs have

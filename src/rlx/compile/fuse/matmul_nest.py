@@ -24,6 +24,7 @@ from rlx.ops.lowered.expert_products import ExpertMatMul, Int8ExpertMatMul, Rout
 from rlx.ops.lowered.int8_products import BLOCK, WORD, Int8BlockMatMul, Int8MatMul
 from rlx.ops.lowered.int16_products import COLUMN_BLOCK, Int16MatMul
 from rlx.ops.lowered.quantized_panels import PanelMatMul
+from rlx.ops.lowered.window_products import ChannelWindows, WindowProduct
 from rlx.quant.panels import PANEL_ROWS
 from rlx.quant.schemes import QuantScheme
 
@@ -36,6 +37,22 @@ class MatrixLayout(NamedTuple):
     strides: tuple[Size, Size, Size]
 
 
+class WindowForm(NamedTuple):
+    """Rows of A that are what windows see of pictures [height, width] whose channels lie side by side: those at all
+    `result` positions, tap after tap. A then has the strides of pictures, of their rows and of their pixels. Without
+    `together`, each channel is multiplied by itself; else see `WindowProduct`."""
+
+    window: tuple[int, ...]
+    result: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    height: int
+    width: int
+    channels: int
+    together: int = 0
+
+
 class ProductForm(NamedTuple):
     """C[batch, m, n] = A[batch, m, k] @ B[batch, k, n]; C is contiguous.
 
@@ -44,7 +61,7 @@ class ProductForm(NamedTuple):
     rows of A are codes of so many times 8 bits, as `rlx.ops.lowered.int8_products` and, for two and no scheme,
     `rlx.ops.lowered.int16_products` say, and the panels of B too. With
     a `route` (`rlx.ops.lowered.expert_products`) each row of A has the matrix of its expert for B, and the first stride
-    of B is that from expert to expert.
+    of B is that from expert to expert. With `windows` the rows of A are what these see.
     """
 
     batch: Size
@@ -59,6 +76,7 @@ class ProductForm(NamedTuple):
     code_digits: int = 0
     has_pairs: bool = False
     route: NodeId | None = None
+    windows: WindowForm | None = None
 
 
 def product_form(graph: Graph, node: Node, transparent: Container[NodeId], generator: Generator) -> ProductForm | None:
@@ -69,6 +87,8 @@ def product_form(graph: Graph, node: Node, transparent: Container[NodeId], gener
         return _routed_form(graph, node, transparent)
     if isinstance(node.op, ByteMatMul):
         return _byte_form(graph, node, transparent)
+    if isinstance(node.op, WindowProduct | ChannelWindows):
+        return _window_form(graph, node, node.op, transparent, generator)
     if not isinstance(node.op, MatMul):
         return None
     accumulator = sum_dtype(graph, node)
@@ -180,6 +200,42 @@ def _byte_form(graph: Graph, node: Node, transparent: Container[NodeId]) -> Prod
     return ProductForm(1, product(lead), n, graph.shape(node.inputs[0]).dims[-1], a, b, DType.F32)
 
 
+def _window_form(
+    graph: Graph, node: Node, op: WindowProduct | ChannelWindows, transparent: Container[NodeId], generator: Generator
+) -> ProductForm | None:
+    """What windows see of pictures whose pixels have their channels side by side, times weights in panels or, of every
+    channel by itself, as they lie."""
+    images, *places, n = node.shape.dims
+    x, accumulator = graph.shape(node.inputs[0]), sum_dtype(graph, node)
+    height, width, channels = x.dims[1:]
+    if accumulator is None or not (isinstance(height, int) and isinstance(width, int) and isinstance(channels, int)):
+        return None
+    try:
+        left = operand_layout(graph, node.inputs[0], transparent)
+        panels = panels_below(graph, node.inputs[1], transparent)
+        right = (panels.node, 0, (n, 1)) if panels else operand_layout(graph, node.inputs[1], transparent)
+    except Unmappable:
+        return None
+    if left[2][-1] not in (0, 1) or right[2][-2:] != (n, 1):
+        return None
+    together = op.together if isinstance(op, WindowProduct) else 0
+    if panels is not None and not _is_packed(graph, panels, generator, accumulator, n):
+        return None
+    # As many columns as a panel has lie in it as they are.
+    if together and panels is None:
+        is_panel = (
+            generator.panel_width is not None and isinstance(n, int) and n == generator.panel_width(accumulator, n)
+        )
+        if not is_panel:
+            return None
+    form = WindowForm(op.window, op.result, op.stride, op.padding, op.dilation, height, width, channels, together)
+    a = MatrixLayout(left[0], left[1], (left[2][0], left[2][1], left[2][2]))
+    b = MatrixLayout(right[0], right[1], (0, n, 1))
+    k = graph.shape(node.inputs[1]).dims[0]
+    packed = panels.width if panels is not None else 0
+    return ProductForm(images, product(places), n, k, a, b, accumulator, packed, windows=form)
+
+
 def _route(graph: Graph, node: Node, transparent: Container[NodeId]) -> NodeId | None:
     """The third operand, if it lies in memory as it is."""
     try:
@@ -212,7 +268,9 @@ def is_product(node: Node) -> bool:
         | Int16MatMul
         | Int8BlockMatMul
         | Int8ExpertMatMul
-        | ByteMatMul,
+        | ByteMatMul
+        | WindowProduct
+        | ChannelWindows,
     )
 
 

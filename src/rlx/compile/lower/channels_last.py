@@ -11,6 +11,8 @@ Gradients of inputs with a stride of 1 are convolutions with the window turned r
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlx.compile.simplify.algebra import merge_transposes
@@ -24,7 +26,10 @@ from rlx.ops.nn.convolution import Conv, ConvBase
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardInput
 from rlx.ops.shape.movement import Transpose, reshape, reverse, swapaxes, transpose
 
-_TURNS = RuleSet("channels_last", [merge_transposes])
+TURNS = RuleSet("channels_last", [merge_transposes])
+# Elements of a row of windows that kernels keep in scratch at most, positions of that row, and channels that
+# depthwise convolutions compute together.
+SEEN, WIDEST, CHANNELS = 64 << 10, 64, 64
 
 
 class _Windows(NamedTuple):
@@ -45,7 +50,7 @@ def channels_last(graph: Graph) -> Graph:
         return _as_they_lie(node, *operands) if _has_form(graph, node) else None
 
     turned = rebuild(graph, visit, "channels_last").graph
-    return apply_rules(turned, _TURNS, "channels_last").graph
+    return apply_rules(turned, TURNS, "channels_last").graph
 
 
 def _as_they_lie(node: Node, x: Any, w: Any) -> Any:
@@ -78,6 +83,13 @@ def _as_they_lie(node: Node, x: Any, w: Any) -> Any:
     return transpose(reshape(found, (x.shape[0], *node.shape.dims[2:], found.shape[-1])), first)
 
 
+def pixels_of_row(window: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
+    """How many pixels a row of neighbouring windows sees."""
+    *outer, last = zip(window, stride, dilation)
+    rows = math.prod((taps - 1) * apart + 1 for taps, _, apart in outer)
+    return rows * ((WIDEST - 1) * last[1] + (last[0] - 1) * last[2] + 1)
+
+
 def _windows(op: ConvBase) -> _Windows:
     if isinstance(op, Conv):
         return _Windows(op.kernel_size, op.stride, op.padding, op.dilation)
@@ -94,8 +106,10 @@ def _has_form(graph: Graph, node: Node) -> bool:
     if not all(s.is_static and s.dtype.is_float and 0 not in s.dims for s in (x, w, node.shape)):
         return False
     # Of groups of channels only those of one, each with one result.
-    if op.groups > 1 and not op.groups == channels == node.shape.dims[1]:
-        return False
+    if op.groups > 1:
+        is_small = pixels_of_row(op.kernel_size, op.stride, op.dilation) * CHANNELS <= SEEN
+        if not op.groups == channels == node.shape.dims[1] or not is_small:
+            return False
     if isinstance(op, Conv2dBackwardInput) and (set(op.stride) != {1} or min(_windows(op).padding) < 0):
         return False
     is_plain = node.shape.dtype is x.dtype is w.dtype and op.precision == "default"

@@ -29,12 +29,21 @@ from rlx.ir.tensor import Tensor
 from rlx.ops.linalg.contraction import MatMul
 from rlx.ops.lowered.int16_products import Int16Panels
 from rlx.ops.lowered.quantized_panels import QuantPanels
+from rlx.ops.lowered.window_products import WindowProduct
 from rlx.ops.shape.movement import Narrow, Reshape, Transpose, narrow, pad, reshape
 
 # The width of the panels in which a generator wants a weight with so many columns, for sums of a type.
 PanelWidth = Callable[[DType, int], int]
 # Whether it wants weights of a type in pairs.
 HasPairs = Callable[[DType], bool]
+
+# What reads a weight in panels.
+_PRODUCTS = (MatMul, WindowProduct)
+
+
+def _no_pairs(dtype: DType) -> bool:
+    return False
+
 
 # The views that turn [K, panels, width] into panels and back.
 _SWAP = (1, 0, 2)
@@ -52,13 +61,13 @@ class Panels(NamedTuple):
     has_pairs: bool = False
 
 
-def pack_weights(graph: Graph, panel_width: PanelWidth, has_pairs: HasPairs = lambda dtype: False) -> Graph:
+def pack_weights(graph: Graph, panel_width: PanelWidth, has_pairs: HasPairs = _no_pairs) -> Graph:
     """The graph with the weights of its products in panels, where padding adds little to them."""
     fixed = fixed_sources(graph)
     fixed.update({n.id: frozenset([n.id]) for n in graph.nodes if isinstance(n.op, Param | Constant)})
     widths: dict[NodeId, int] = {}
     for node in graph.nodes:
-        if isinstance(node.op, MatMul) and node.inputs[1] in fixed:
+        if isinstance(node.op, _PRODUCTS) and node.inputs[1] in fixed:
             width = panels_of(graph, node, panel_width)
             if width is not None:
                 widths[node.inputs[1]] = width
@@ -67,11 +76,12 @@ def pack_weights(graph: Graph, panel_width: PanelWidth, has_pairs: HasPairs = la
     packed: dict[NodeId, Tensor] = {}
 
     def visit(node: Node, operands: list[Any]) -> Any:
-        if not isinstance(node.op, MatMul) or node.inputs[1] not in widths:
+        if not isinstance(node.op, _PRODUCTS) or node.inputs[1] not in widths:
             return None
         a, b = operands
         if node.inputs[1] not in packed:
-            packed[node.inputs[1]] = _widened_panels(b, widths[node.inputs[1]], has_pairs)
+            in_pairs = has_pairs if isinstance(node.op, MatMul) else _no_pairs
+            packed[node.inputs[1]] = _widened_panels(b, widths[node.inputs[1]], in_pairs)
         return node.op(a, packed[node.inputs[1]])
 
     return rebuild(graph, visit, "pack_weights").graph
@@ -99,6 +109,8 @@ def panels_of(graph: Graph, node: Node, panel_width: PanelWidth) -> int | None:
         return None
     n = b.static_dims[1]
     width = panel_width(wide, n)
+    if isinstance(node.op, WindowProduct):
+        return width if n != width else None
     # What fits into one panel is one as it is; a panel that is mostly padding costs more memory than it saves time.
     return width if n > width and -n % width * 8 <= n else None
 
@@ -111,7 +123,7 @@ def _widened_panels(b: Any, width: int, has_pairs: HasPairs) -> Any:
     return from_panels(as_panels(b, width, has_pairs), b.type)
 
 
-def as_panels(b: Any, width: int, has_pairs: HasPairs = lambda dtype: False) -> Any:
+def as_panels(b: Any, width: int, has_pairs: HasPairs = _no_pairs) -> Any:
     """B in panels, of pairs where a machine has them and they fit."""
     k, n = b.shape
     count = -(-n // width)
@@ -132,7 +144,7 @@ def from_panels(panels: Any, shape: Shape) -> Any:
 
 def stored_panels(graph: Graph) -> set[NodeId]:
     """The panels of a packed graph: what `prepare` keeps, while the views that read them back belong to `main`."""
-    products = (n for n in graph.nodes if isinstance(n.op, MatMul))
+    products = (n for n in graph.nodes if isinstance(n.op, _PRODUCTS))
     found = (_read_back(graph, node.inputs[1]) for node in products)
     codes = {n.id for n in graph.nodes if isinstance(n.op, QuantPanels | Int16Panels)}
     return codes | {views.panels.node for views in found if views is not None}

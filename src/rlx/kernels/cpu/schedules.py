@@ -97,6 +97,12 @@ def _pair_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
     return distinct_sizes(scratch, lambda sizes: pair_block(machine, s.product, s.packed, sizes), sums)
 
 
+def _windows(name: str, machine: Machine, s: ProductSpec) -> Kernel:
+    from rlx.kernels.cpu.ops.window_maker import window_kernel
+
+    return window_kernel(name, machine, s)
+
+
 def _narrow(name: str, machine: Machine, s: ProductSpec) -> Kernel:
     from rlx.kernels.cpu.matmul.narrow import narrow_kernel
 
@@ -128,6 +134,7 @@ def _number_sizes(machine: Machine, s: ProductSpec) -> list[BlockSizes]:
 
 # By how B is stored, and whether rows have their own: what is more special comes first.
 PRODUCTS = (
+    Schedule("windows", _windows, lambda machine, s: s.windows is not None),
     Schedule("codes by expert", _codes_by_expert, lambda machine, s: bool(s.code_digits and s.experts)),
     Schedule("codes of blocks", _codes_of_blocks, lambda machine, s: bool(s.code_digits) and s.layout is not None),
     Schedule("words", _words, lambda machine, s: s.code_digits == WORD_DIGITS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlx.compile.fuse.matmul_nest import WindowForm
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.ir.extents import Extent
@@ -91,6 +92,7 @@ class ProductSpec:
     layout: PanelFormat | None = None
     code_digits: int = 0
     experts: int = 0
+    windows: WindowForm | None = None
 
     @property
     def signature(self) -> str:
