@@ -104,11 +104,16 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as `LanguageModel.complete` takes them."""
     options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
     if (file := options.get("schema")) is not None:
-        try:
-            options["schema"] = json.loads(read_text(None, file))
-        except (ValueError, RecursionError) as error:
-            raise RlxError(f"{file}: a JSON schema is needed: {error}") from None
+        options["schema"] = read_json_option(file, "a JSON schema")
     return options
+
+
+def read_json_option(file: Path, wanted: str) -> Any:
+    """The JSON of a file that an option names."""
+    try:
+        return json.loads(read_text(None, file))
+    except (ValueError, RecursionError) as error:
+        raise RlxError(f"{file}: {wanted} is needed: {error}") from None
 
 
 def load_model(args: argparse.Namespace) -> LanguageModel:

@@ -153,11 +153,40 @@ class SequenceBatch:
         self._runner = runner
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self._caches: list[Array] = []
+        # The memory in which they begin, as the host may write it.
+        self._own: list[Array] = []
 
     @property
     def capacity(self) -> int:
         """How many tokens of a sequence the caches have room for."""
         return self._caches[0].shape[2] - 1 if self._caches else 0
+
+    @property
+    def size(self) -> int:
+        """The bytes of the keys and values of all tokens."""
+        places = sum(map(len, self.tokens)) / max(len(self.tokens) * (self.capacity + 1), 1)
+        return int(places * sum(cache.nbytes for cache in self._caches))
+
+    def take_over(self, source: SequenceBatch, row: int, length: int, into: int = 0) -> None:
+        """Go on with what a row of another batch has up to `length`, where this sequence has the same tokens so far."""
+        begin, wanted = len(self.tokens[into]), source.tokens[row][:length]
+        if begin >= length:
+            return
+        self._reserve(length)
+        for new, old in zip(self._writable(), source._caches):
+            new[into, :, begin:length] = self._runner.on_host(old)[row, :, begin:length]
+        self.tokens[into] = wanted
+
+    def _writable(self) -> list[Array]:
+        """The caches as the host may write them: what programs return can be read only."""
+        own, there = self._own, [self._runner.on_host(cache) for cache in self._caches]
+        if any(a.ctypes.data != b.ctypes.data for a, b in zip(own, there)):
+            # They are not in the memory that they were given.
+            self._own = own = self._runner.new_caches(len(self.tokens), self.capacity + 1)
+            for new, old in zip(own, there):
+                new[...] = old
+        self._caches = [cache[: len(self.tokens)] for cache in own]
+        return self._caches
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a sequence from `length` on."""
@@ -167,7 +196,7 @@ class SequenceBatch:
         """A batch that has each of these sequences `count` times, with caches of their own."""
         copy = SequenceBatch(self._runner)
         copy.tokens = [list(tokens) for tokens in self.tokens for _ in range(count)]
-        copy._caches = self._runner.new_caches(len(copy.tokens), self.capacity + 1) if self._caches else []
+        copy._allocate(len(copy.tokens), self.capacity + 1 if self._caches else 0)
         for new, old in zip(copy._caches, self._caches):
             new[...] = np.repeat(self._runner.on_host(old), count, axis=0)
         return copy
@@ -178,7 +207,7 @@ class SequenceBatch:
             return
         self.tokens = [list(self.tokens[row]) for row in rows]
         used, old = max(map(len, self.tokens)), self._caches
-        self._caches = self._runner.new_caches(len(rows), self.capacity + 1) if old else []
+        self._allocate(len(rows), self.capacity + 1 if old else 0)
         for new, before in zip(self._caches, old):
             new[:, :, :used] = self._runner.on_host(before)[list(rows), :, :used]
 
@@ -299,13 +328,18 @@ class SequenceBatch:
         limit = self._runner.changes_at
         # Positions of longer caches turn differently, so sequences stay in short ones while they can.
         capacity = min(capacity, config.context + 1 if limit is None or length > limit else limit + 1)
-        grown = self._runner.new_caches(len(self.tokens), capacity)
-        old, self._caches = self._caches, grown
+        old = self._caches
+        self._allocate(len(self.tokens), capacity)
         if limit is not None and before <= limit < length:
             self._read_again()
             return
-        for new_cache, old_cache in zip(grown, old):
+        for new_cache, old_cache in zip(self._caches, old):
             new_cache[:, :, :before] = self._runner.on_host(old_cache)[:, :, :before]
+
+    def _allocate(self, rows: int, capacity: int) -> None:
+        """New caches with so many places; none without places."""
+        self._own = self._runner.new_caches(rows, capacity) if capacity else []
+        self._caches = list(self._own)
 
     def _read_again(self) -> None:
         """Compute all keys and values anew."""
