@@ -210,6 +210,11 @@ def test_a_client_that_leaves_lets_its_answer_end(lm):
         ({"temperature": -1}, "temperature", None),
         ({"temperature": -1, "stream": True}, "temperature", None),
         ({"stop": 7}, "stop must be a text", "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias must have token ids", "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias must have token ids", "logit_bias"),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.1}, "are the same; write one", "repeat_penalty"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens must be a whole number", "max_completion_tokens"),
+        ({"best_of": 3}, "best_of is not supported", "best_of"),
         ({"n": 99}, "n must be a whole number from 1 to 16", "n"),
         ({"stream": "yes"}, "stream must be true or false", "stream"),
         ({"tools": [{"type": "function"}]}, "tools[0] must be {'type': 'function'", "tools"),
@@ -357,6 +362,26 @@ def test_what_a_function_returns_goes_into_the_conversation(port, lm):
     assert answer["usage"]["prompt_tokens"] == len(lm.chat_ids(messages, [TOOL]))
     # Not forced, a model that knows no functions answers as it would.
     assert answer["choices"][0]["message"]["content"] == lm.answer(messages, [TOOL], 6)["content"]
+
+
+def test_the_logits_of_some_tokens_are_changed(port, lm):
+    ids = [int(t) for t in lm.complete(["ROMEO:"], 1)[0].token_ids]
+    body = {"prompt": "ROMEO:", "max_tokens": 4, "temperature": 0}
+    _, answer = ask(port, "/v1/completions", {**body, "logit_bias": {str(ids[0]): -100, "65": 100}})
+    assert answer["choices"][0]["text"] == lm.tokenizer.decode([65] * 4)
+    expected = lm.generate("ROMEO:", 4, repetition_penalty=1.5, logit_bias={ids[0]: float("-inf")})
+    _, answer = ask(port, "/v1/completions", {**body, "logit_bias": {str(ids[0]): -100}, "repeat_penalty": 1.5})
+    assert answer["choices"][0]["text"] == expected
+
+
+def test_the_prompt_before_the_answer(port, lm):
+    body = {"prompt": ["ROMEO:", "KING:"], "n": 2, "max_tokens": 3, "seed": 1, "echo": True}
+    _, answer = ask(port, "/v1/completions", body)
+    assert [c["text"].partition(":")[0] for c in answer["choices"]] == ["ROMEO", "ROMEO", "KING", "KING"]
+    _, text = ask(port, "/v1/completions", {**body, "prompt": "ROMEO:", "n": 1, "stream": True})
+    assert "".join(e["choices"][0]["text"] for e in events(text)).startswith("ROMEO:")
+    status, answer = ask(port, "/v1/completions", {**body, "logprobs": 1})
+    assert status == 400 and answer["error"]["param"] == "echo"
 
 
 def test_several_answers_in_one_stream(port):

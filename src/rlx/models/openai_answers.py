@@ -132,6 +132,11 @@ class ChatForm(AnswerForm):
 class TextForm(AnswerForm):
     prefix, object_name, chunk_name, field = "cmpl", "text_completion", "text_completion", "prompt"
 
+    def __init__(self, model: str, lm: LanguageModel, before: Sequence[str] = ()) -> None:
+        """`before` are texts that come before the answers, one for each."""
+        super().__init__(model, lm)
+        self._before = before
+
     def alternatives(self, body: Document) -> Document:
         if body.get("logprobs", False) is False:
             return {}
@@ -152,7 +157,14 @@ class TextForm(AnswerForm):
         return self._tokens.token_bytes.of(token).decode("utf-8", "replace")
 
     def choice(self, index: int, answer: Completion) -> Document:
-        return {"text": answer.text, "finish_reason": _finish(answer)}
+        return {"text": self._echo(index) + answer.text, "finish_reason": _finish(answer)}
+
+    def _echo(self, index: int) -> str:
+        return self._before[index] if self._before else ""
+
+    def begin(self, index: int) -> Iterator[Document]:
+        if echo := self._echo(index):
+            yield from self.piece(index, echo)
 
     def piece(self, index: int, text: str) -> Iterator[Document]:
         yield self.chunk(index, {"text": text})

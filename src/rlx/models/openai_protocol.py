@@ -110,9 +110,18 @@ class Service:
         lm = self._language_model()
         require_known(body, is_chat=False)
         prompts = [self._ids(lm, prompt) for prompt in prompts_of(body.get("prompt", ""))]
-        form = TextForm(self.name, lm)
+        form = TextForm(self.name, lm, self._echoed(body, lm, prompts))
         read, most = self._options(body, form), token_limit(body, "max_tokens", 16)
         return self._written(body, lm, prompts, most, form, read, is_wanted)
+
+    @staticmethod
+    def _echoed(body: Document, lm: LanguageModel, prompts: list[list[int]]) -> list[str]:
+        """The text of the prompt of each answer, where a request wants it before the answer."""
+        if not flag(body, "echo"):
+            return []
+        if body.get("logprobs") not in (None, False):
+            raise RequestError("echo with logprobs is not supported; leave one of them out", "echo")
+        return [lm.tokenizer.decode(ids) for ids in prompts for _ in range(whole(body, "n", 1, MOST_CHOICES))]
 
     @staticmethod
     def _options(body: Document, form: AnswerForm) -> ReadOptions:

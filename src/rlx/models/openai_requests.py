@@ -25,6 +25,7 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
     "top_k": (int,),
     "min_p": (int, float),
     "repetition_penalty": (int, float),
+    "repeat_penalty": (int, float),
     "presence_penalty": (int, float),
     "frequency_penalty": (int, float),
     "seed": (int,),
@@ -33,8 +34,6 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "logit_bias": ({},),
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
     "modalities": (["text"],),
@@ -42,10 +41,12 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
+# Names of llama.cpp.
+_SAME = {"repeat_penalty": "repetition_penalty"}
 _INSTEAD = {"functions": "; write tools", "function_call": "; write tool_choice"}
 _WITHOUT_EFFECT = {"model", "user", "metadata", "store", "service_tier", "stream", "stream_options"}
 _WITHOUT_EFFECT |= {"reasoning_effort", "safety_identifier", "prompt_cache_key", "verbosity"}
-_OF_BOTH = {"max_tokens", "stop", "n", "response_format", "logprobs"}
+_OF_BOTH = {"max_tokens", "stop", "n", "response_format", "logprobs", "logit_bias"}
 _OF_CHAT = {
     "messages",
     "max_completion_tokens",
@@ -54,7 +55,7 @@ _OF_CHAT = {
     "tool_choice",
     "parallel_tool_calls",
 } | _OF_BOTH
-_OF_TEXT = {"prompt", *_OF_BOTH}
+_OF_TEXT = {"prompt", "echo", *_OF_BOTH}
 
 
 class RequestError(RlxError):
@@ -108,12 +109,28 @@ def writing_options(body: Document) -> dict[str, Any]:
         if name in body:
             if isinstance(body[name], bool) or not isinstance(body[name], kinds):
                 raise RequestError(f"{name} must be a number, got {body[name]!r:.80}", name)
-            found[name] = body[name]
+            if _SAME.get(name) in body:
+                raise RequestError(f"{name} and {_SAME[name]} are the same; write one of them", name)
+            found[_SAME.get(name, name)] = body[name]
     stop = body.get("stop", [])
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise RequestError("stop must be a text or a list of texts", "stop")
+    found["logit_bias"] = _bias(body.get("logit_bias", {}))
     return {**found, "stop": stops, "schema": _schema(body.get("response_format", {"type": "text"}))}
+
+
+def _bias(given: object) -> dict[int, float]:
+    """What is added to logits, by token id; JSON has names for numbers."""
+    found = {}
+    for token, value in given.items() if isinstance(given, dict) else [(None, None)]:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100
+        if not isinstance(token, str) or not token.isdecimal() or len(token) > 9 or not is_number:
+            raise RequestError(
+                'logit_bias must have token ids and numbers from -100 to 100: {"42": -100}', "logit_bias"
+            )
+        found[int(token)] = float(value)
+    return found
 
 
 def _schema(form: object) -> Any:
