@@ -187,15 +187,16 @@ def test_a_client_that_leaves_lets_its_answer_end(lm):
             time.sleep(0.05)
             yield texts
 
-    service.lm = types.SimpleNamespace(steps=slowly, tokenizer=lm.tokenizer, config=lm.config)
+    service.scheduler = types.SimpleNamespace(steps=slowly)
     with running(service) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("POST", "/v1/completions", json.dumps({"prompt": "ROMEO:", "max_tokens": 200}))
         while len(written) < 3:
             time.sleep(0.01)
         connection.close()
-        service.lm = lm
+        service.scheduler = None
         assert ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 2})[0] == 200
+        connection.close()
         assert 3 <= len(written) < 50
 
 

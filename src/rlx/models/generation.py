@@ -56,7 +56,7 @@ Steps = Generator[list[str], None, list[Completion]]
 Pieces = Generator[str, None, Completion]
 
 
-class _Writer:
+class Writer:
     """One answer while it is written."""
 
     def __init__(
@@ -144,7 +144,7 @@ def write(
     Yields, for each step, the new text of every row; the generator's value is the list of completions.
     """
     prompts = [len(tokens) for tokens in batch.tokens]
-    writers = [_Writer(tokenizer, options, stop, row, prompt, logprobs, form) for row, prompt in enumerate(prompts)]
+    writers = [Writer(tokenizer, options, stop, row, prompt, logprobs, form) for row, prompt in enumerate(prompts)]
 
     def at_the_end(shown: list[str], lengths: Sequence[int]) -> list[str]:
         """End the answers whose sequences fill the context."""
@@ -168,7 +168,7 @@ def write(
 
 def _ahead(
     batch: SequenceBatch,
-    writers: Sequence[_Writer],
+    writers: Sequence[Writer],
     options: SamplingOptions,
     max_tokens: int,
     context: int,

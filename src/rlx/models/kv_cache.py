@@ -182,9 +182,10 @@ class SequenceBatch:
         own, there = self._own, [self._runner.on_host(cache) for cache in self._caches]
         if any(a.ctypes.data != b.ctypes.data for a, b in zip(own, there)):
             # They are not in the memory that they were given.
-            self._own = own = self._runner.new_caches(len(self.tokens), self.capacity + 1)
-            for new, old in zip(own, there):
+            self._allocate(len(self.tokens), self.capacity + 1)
+            for new, old in zip(self._caches, there):
                 new[...] = old
+            own = self._own
         self._caches = [cache[: len(self.tokens)] for cache in own]
         return self._caches
 

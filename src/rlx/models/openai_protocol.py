@@ -33,6 +33,7 @@ from rlx.models.openai_requests import (
     whole,
     writing_options,
 )
+from rlx.models.scheduler import Scheduler
 from rlx.models.writing_options import ReadOptions, read_options
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ class Service:
     """A language model, an encoder or both, and the requests that they answer."""
 
     def __init__(
-        self, name: str, lm: LanguageModel | None = None, encoder: TextEncoder | None = None, parallel: int = 4
+        self, name: str, lm: LanguageModel | None = None, encoder: TextEncoder | None = None, parallel: int = 8
     ) -> None:
         """At most `parallel` requests are worked on at once; others wait."""
         self.name, self.lm, self.encoder = name, lm, encoder
         self.started = int(time.time())
         self._room = Semaphore(parallel)
+        self.scheduler = Scheduler(lm, parallel) if lm is not None and Scheduler.serves(lm) else None
         self._answers: dict[str, Callable[[Document, Callable[[], bool]], Document | Iterator[Document]]] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
@@ -152,30 +154,35 @@ class Service:
         if wrong is not None:
             raise RequestError(f"token {wrong} is not one of the {lm.config.vocab} of this model", form.field)
         room = lm.config.context - longest
-        steps = lm.steps(prompts, room if most is None else min(most, room), read, each)
+        steps = self._steps(lm, prompts, room if most is None else min(most, room), read, each)
         if flag(body, "stream"):
             options = body.get("stream_options", {})
             return self._streamed(steps, len(prompts) * each, each, form, flag(options, "include_usage"))
+        return form.whole(checked(lambda: _completions(steps, is_wanted)), each)
+
+    def _steps(self, lm: LanguageModel, prompts: list[list[int]], most: int, read: ReadOptions, each: int) -> Steps:
+        """The texts that follow prompts: with those of other requests where that can be, else beside them."""
+        if self.scheduler is not None:
+            return (yield from self.scheduler.steps(prompts, most, read, each))
         with self._room:
-            return form.whole(checked(lambda: _completions(steps, is_wanted)), each)
+            return (yield from lm.steps(prompts, most, read, each))
 
     def _streamed(self, steps: Steps, rows: int, each: int, form: AnswerForm, has_usage: bool) -> Iterator[Document]:
-        with self._room:
-            try:
-                for row in range(rows):
-                    yield from form.begin(row)
-                while True:
-                    for row, text in enumerate(next(steps)):
-                        if text:
-                            yield from form.piece(row, text)
-            except StopIteration as end:
-                answers: list[Completion] = end.value
-                for row, answer in enumerate(answers):
-                    yield from form.end(row, answer)
-                if has_usage:
-                    yield form.usage(answers, each)
-            finally:
-                steps.close()
+        try:
+            for row in range(rows):
+                yield from form.begin(row)
+            while True:
+                for row, text in enumerate(next(steps)):
+                    if text:
+                        yield from form.piece(row, text)
+        except StopIteration as end:
+            answers: list[Completion] = end.value
+            for row, answer in enumerate(answers):
+                yield from form.end(row, answer)
+            if has_usage:
+                yield form.usage(answers, each)
+        finally:
+            steps.close()
 
     def _embed(self, body: Document, is_wanted: Callable[[], bool]) -> Document:
         texts, how = require_embedding(body)
