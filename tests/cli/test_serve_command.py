@@ -20,8 +20,22 @@ from rlx.cli.serve import MOST_BYTES, model_server
 from rlx.errors import RlxError
 from rlx.models.openai_protocol import Service
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+# The comment says that this model knows functions, and how it calls them.
+TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 HELLO = {"messages": [{"role": "user", "content": "ROMEO:"}], "max_tokens": 6, "temperature": 0}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "The sum of two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}
 
 
 @pytest.fixture(scope="module")
@@ -166,23 +180,23 @@ def test_whoever_leaves_in_the_middle_harms_nobody(port):
 def test_a_client_that_leaves_lets_its_answer_end(lm):
     """Without a stream, too: nobody else waits for a text that nobody reads."""
     written, service = [], Service("tiny", lm, parallel=1)
-    stream = lm.stream
 
-    def slowly(*args, **options):
-        for piece in stream(*args, **options):
-            written.append(piece)
+    def slowly(*args):
+        for texts in lm.steps(*args):
+            written.append(texts)
             time.sleep(0.05)
-            yield piece
+            yield texts
 
-    service.lm = types.SimpleNamespace(stream=slowly, tokenizer=lm.tokenizer, config=lm.config)
+    service.scheduler = types.SimpleNamespace(steps=slowly)
     with running(service) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("POST", "/v1/completions", json.dumps({"prompt": "ROMEO:", "max_tokens": 200}))
         while len(written) < 3:
             time.sleep(0.01)
         connection.close()
-        service.lm = lm
+        service.scheduler = None
         assert ask(port, "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 2})[0] == 200
+        connection.close()
         assert 3 <= len(written) < 50
 
 
@@ -197,10 +211,34 @@ def test_a_client_that_leaves_lets_its_answer_end(lm):
         ({"temperature": -1}, "temperature", None),
         ({"temperature": -1, "stream": True}, "temperature", None),
         ({"stop": 7}, "stop must be a text", "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias must have token ids", "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias must have token ids", "logit_bias"),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.1}, "are the same; write one", "repeat_penalty"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens must be a whole number", "max_completion_tokens"),
+        ({"best_of": 3}, "best_of is not supported", "best_of"),
         ({"n": 99}, "n must be a whole number from 1 to 16", "n"),
-        ({"n": 2, "stream": True}, "one prompt and one choice", "n"),
         ({"stream": "yes"}, "stream must be true or false", "stream"),
-        ({"tools": [{"type": "function"}]}, "tools is not supported", "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0] must be {'type': 'function'", "tools"),
+        ({"tools": {}}, "tools must be a list", "tools"),
+        ({"tool_choice": "required"}, "required needs tools", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "sub"}, "tool_choice must be auto, none, required or", "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "tool_choice: there is no function 'sub'; there is add",
+            "tool_choice",
+        ),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "beside tools", "response_format"),
+        (
+            {"tools": [{"type": "function", "function": {**TOOL["function"], "strict": True, "parameters": PATTERN}}]},
+            "function add: schema: #/properties/a has the keyword 'pattern'",
+            "tools",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]}]},
+            "arguments of add must be a JSON object",
+            "messages",
+        ),
+        ({"functions": [{"name": "add"}]}, "functions is not supported; write tools", "functions"),
         (
             {"response_format": {"type": "xml"}},
             "must have the type text, json_object or json_schema",
@@ -280,6 +318,82 @@ def test_answers_that_follow_a_schema(port, options):
     assert isinstance(person["sings"], bool) and isinstance(person.get("age", 0), int)
     _, text = ask(port, "/v1/chat/completions", {**body, "stream": True})
     assert json.loads("".join(e["choices"][0]["delta"].get("content", "") for e in events(text))) == person
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_function_that_must_be_called(port, choice):
+    body = {
+        **HELLO,
+        "parallel_tool_calls": False,
+        "max_tokens": 400,
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "temperature": 1.5,
+        "seed": 4,
+    }
+    _, answer = ask(port, "/v1/chat/completions", body)
+    [choice] = answer["choices"]
+    [call] = choice["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert call["type"] == "function" and call["function"]["name"] == "add" and len(call["id"]) == 9
+    assert list(arguments) == ["a", "b"] and arguments["a"] in (1, 2) and isinstance(arguments["b"], bool)
+    # The same in pieces: first who is called, then with what.
+    _, text = ask(port, "/v1/chat/completions", {**body, "stream": True})
+    deltas = [e["choices"][0]["delta"] for e in events(text)]
+    first, *others = [c for d in deltas for c in d.get("tool_calls", [])]
+    assert first["function"] == {"name": "add", "arguments": ""} and first["id"] and first["index"] == 0
+    assert "".join(c["function"]["arguments"] for c in others) == call["function"]["arguments"]
+    assert events(text)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert not any(d.get("content") for d in deltas)
+
+
+def test_what_a_function_returns_goes_into_the_conversation(port, lm):
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": true}'}}
+    messages = [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "3"},
+    ]
+    status, answer = ask(port, "/v1/chat/completions", {**HELLO, "messages": messages, "tools": [TOOL]})
+    assert status == 200
+    assert answer["usage"]["prompt_tokens"] == len(lm.chat_ids(messages, [TOOL]))
+    # Not forced, a model that knows no functions answers as it would.
+    assert answer["choices"][0]["message"]["content"] == lm.answer(messages, [TOOL], 6)["content"]
+
+
+def test_the_logits_of_some_tokens_are_changed(port, lm):
+    ids = [int(t) for t in lm.complete(["ROMEO:"], 1)[0].token_ids]
+    body = {"prompt": "ROMEO:", "max_tokens": 4, "temperature": 0}
+    _, answer = ask(port, "/v1/completions", {**body, "logit_bias": {str(ids[0]): -100, "65": 100}})
+    assert answer["choices"][0]["text"] == lm.tokenizer.decode([65] * 4)
+    expected = lm.generate("ROMEO:", 4, repetition_penalty=1.5, logit_bias={ids[0]: float("-inf")})
+    _, answer = ask(port, "/v1/completions", {**body, "logit_bias": {str(ids[0]): -100}, "repeat_penalty": 1.5})
+    assert answer["choices"][0]["text"] == expected
+
+
+def test_the_prompt_before_the_answer(port, lm):
+    body = {"prompt": ["ROMEO:", "KING:"], "n": 2, "max_tokens": 3, "seed": 1, "echo": True}
+    _, answer = ask(port, "/v1/completions", body)
+    assert [c["text"].partition(":")[0] for c in answer["choices"]] == ["ROMEO", "ROMEO", "KING", "KING"]
+    _, text = ask(port, "/v1/completions", {**body, "prompt": "ROMEO:", "n": 1, "stream": True})
+    assert "".join(e["choices"][0]["text"] for e in events(text)).startswith("ROMEO:")
+    status, answer = ask(port, "/v1/completions", {**body, "logprobs": 1})
+    assert status == 400 and answer["error"]["param"] == "echo"
+
+
+def test_several_answers_in_one_stream(port):
+    body = {"prompt": ["ROMEO:", "KING:"], "n": 2, "max_tokens": 5, "seed": 1}
+    _, answer = ask(port, "/v1/completions", body)
+    _, text = ask(port, "/v1/completions", {**body, "stream": True})
+    found = {}
+    for event in events(text):
+        [choice] = event["choices"]
+        found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    assert found == {choice["index"]: choice["text"] for choice in answer["choices"]} and len(found) == 4
 
 
 def test_any_json_object(port):

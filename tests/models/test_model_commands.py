@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -193,3 +194,19 @@ def test_errors_are_one_line_and_exit_codes_tell(model, capsys, tmp_path):
     with pytest.raises(SystemExit) as end:
         main(["generate", str(model), "--top-k", "many"])
     assert end.value.code == 2
+
+
+def test_functions_in_a_chat(model, capsys, monkeypatch, tmp_path):
+    talker, tools = tmp_path / "talker", tmp_path / "functions.json"
+    shutil.copytree(model, talker)
+    settings = {"eos_token": "</s>", "chat_template": "{# tools [TOOL_CALLS][ARGS] #}" + TEMPLATE}
+    (talker / "tokenizer_config.json").write_text(json.dumps(settings))
+    tools.write_text(json.dumps([{"type": "function", "function": {"name": "now"}}]))
+    words = ["chat", talker, "--tools", tools, "--json", "--temperature", 2, "--seed", 1]
+    monkeypatch.setattr("sys.stdin", io.StringIO("When?\nnoon\n\n"))
+    code, out, err = run(capsys, *words, "--tool-choice", "now")
+    first, second = map(json.loads, out.splitlines())
+    assert code == 0 and first["question"] == "When?" and second["question"] == "noon", err
+    assert first["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+    code, _, err = run(capsys, *words, "--tool-choice", "then", "--message", "When?")
+    assert code == 1 and "there is no function 'then'; there is now" in err

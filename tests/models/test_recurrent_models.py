@@ -8,6 +8,7 @@ from models.decoder_fields import FAMILIES
 from models.random_directories import random_directory
 from rlx.errors import RlxError
 from rlx.models.exporting import model_program
+from rlx.models.joined_sequences import JoinedSequences
 from rlx.models.kv_cache import SequenceBatch
 
 KINDS = ("mamba", "mamba2", "granitemoehybrid_states", "lfm2")
@@ -80,6 +81,30 @@ def test_copies_and_order_of_sequences(kind, models):
     batch.reorder([1, 0, 1])
     for text, logits in zip((TOKENS[5:8], TOKENS[:5], TOKENS[5:8]), batch.extend([[9]] * 3)):
         close(logits, lm.logits([*text, 9])[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_join_a_batch_and_leave_it(kind, models):
+    lm, texts = models[kind], [TOKENS[:5], TOKENS[5:8], TOKENS[8:15]]
+    batch = JoinedSequences(lm._runner)
+    for text in texts:
+        alone = SequenceBatch(lm._runner)
+        alone.extend([text])
+        batch.join(alone)
+    batch.leave(0)
+    rows = [[*texts[2], 1], [*texts[1], 2]]
+    for row, logits in zip(rows, batch.extend([[1], [2]])):
+        close(logits, lm.logits(row)[-1])
+    # Of the beginning of a row there are no states.
+    copy = SequenceBatch(lm._runner)
+    copy.take_over(batch, 0, 4)
+    assert copy.tokens == [[]]
+    copy.take_over(batch, 0, len(rows[0]))
+    close(copy.extend([[3]])[0], lm.logits([*rows[0], 3])[-1])
+    batch.join(copy)
+    rows = [[*rows[0], 4], [*rows[1], 5], [*rows[0], 3, 6]]
+    for row, logits in zip(rows, batch.extend([[4], [5], [6]])):
+        close(logits, lm.logits(row)[-1])
 
 
 @pytest.mark.parametrize("kind", ["mamba", "granitemoehybrid_states"])

@@ -20,6 +20,53 @@ def test_temperature_zero_takes_the_first_largest():
     assert Sampler(SamplingOptions()).choose(np.array([1.0, 3.0, 3.0, 2.0], np.float32)) == 1
 
 
+def test_options_together_are_the_formula_in_f64():
+    """Bias, penalties, temperature, top-k, top-p and min-p, one after the other, as llama.cpp and vLLM have them."""
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        logits, seen = rng.normal(0, 3, 50).astype(np.float32), rng.integers(0, 50, 30)
+        written = seen[10:]
+        bias = {int(t): float(v) for t, v in zip(rng.integers(0, 50, 5), rng.normal(0, 4, 5))}
+        options = SamplingOptions.of(
+            "test",
+            {
+                "temperature": 0.7,
+                "top_k": 20,
+                "top_p": 0.9,
+                "min_p": 0.02,
+                "repetition_penalty": 1.3,
+                "presence_penalty": 0.4,
+                "frequency_penalty": 0.2,
+                "logit_bias": bias,
+            },
+        )
+        x = logits.astype(np.float64)
+        for token, value in bias.items():
+            x[token] += value
+        for token in set(seen.tolist()):
+            x[token] = x[token] / 1.3 if x[token] > 0 else x[token] * 1.3
+        for token in set(written.tolist()):
+            x[token] -= 0.4 + 0.2 * (written == token).sum()
+        x /= 0.7
+        order = np.argsort(-x, kind="stable")[:20]
+        p = softmax(x[order])
+        order = order[: np.searchsorted(np.cumsum(p), 0.9) + 1]
+        order = order[x[order] >= x[order[0]] + np.log(0.02)]
+        expected = np.zeros(50)
+        expected[order] = softmax(x[order])
+        drawn = np.zeros(50)
+        sampler = Sampler(options)
+        sampler._drawn = lambda scores, found=drawn, options=options: found.__iadd__(probabilities(scores, options))
+        sampler.choose(logits, seen.tolist(), written.tolist())
+        np.testing.assert_allclose(drawn, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [{"a": 1}, {1: "x"}, {1: float("nan")}, {1: float("inf")}, {-1: 1.0}, 7, {1: True}])
+def test_biases_that_are_none(bias):
+    with pytest.raises(OpError, match="test: logit_bias must be numbers by token id"):
+        SamplingOptions.of("test", {"logit_bias": bias})
+
+
 @given(scores, st.floats(0.1, 3))
 def test_temperature_scales_logits(x, t):
     np.testing.assert_allclose(probabilities(x, SamplingOptions(t)), softmax(x / t), atol=1e-12)

@@ -68,7 +68,7 @@ def test_answers_end_with_the_context(lm, request):
 def test_tokens_behind_the_end_are_forgotten(lm, ahead):
     """The next conversation finds the sequence as it was shown."""
     first = lm.complete(["Hello"], 11)[0]
-    (batch,) = lm._idle[-1:]
+    (batch,) = lm.kept._idle[-1:]
     assert batch.tokens[0] == [*lm.tokenizer.encode("Hello"), *first.token_ids[:-1]]
     longer = lm.complete(["Hello"], 19)[0]
     assert longer.token_ids[:11] == first.token_ids

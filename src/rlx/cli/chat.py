@@ -13,6 +13,10 @@ examples:
   rlx chat
   rlx chat smollm2 "What is the capital of France?"
   rlx chat model.gguf --system "Answer in one sentence." --temperature 0.7
+  rlx chat model.gguf --tools functions.json "What is the weather in Paris?"
+
+With --tools the model may call functions; each call is printed as a line of JSON, and what you type next is what the
+function returns.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.cli import add_command
 from rlx.cli.arguments import read_line
@@ -33,6 +37,7 @@ from rlx.cli.generate_options import (
     add_sampling_arguments,
     load_model,
     print_pieces,
+    read_json_option,
     sampling_options,
 )
 from rlx.errors import RlxError
@@ -52,6 +57,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     question.add_argument("--message", metavar="TEXT", help="the same as TEXT, for questions that begin with a dash")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     add_sampling_arguments(parser, max_tokens=512)
+    parser.add_argument(
+        "--tools", type=Path, metavar="FILE", help="functions that may be called: a JSON list as OpenAI's `tools`"
+    )
+    parser.add_argument(
+        "--tool-choice", default="auto", metavar="CHOICE", help="auto, none, required or a function (default: auto)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     return parser
 
@@ -74,11 +85,15 @@ class Conversation:
 
     def __init__(self, lm: LanguageModel, args: argparse.Namespace) -> None:
         self.lm, self.args, self.system = lm, args, args.system
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        # The calls whose results the model waits for.
+        self.calls: list[dict[str, Any]] = []
+        self.tools = None if args.tools is None else read_json_option(args.tools, "a list of functions")
         self.reset()
 
     def reset(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.calls = []
 
     def talk(self) -> None:
         """Answer what is typed until the user leaves."""
@@ -117,7 +132,14 @@ class Conversation:
 
     def answer(self, question: str, may_stop: bool = False) -> None:
         """Answer a question, and add both to the conversation. With `may_stop` Ctrl-C ends the answer only."""
-        asked = [*self.messages, {"role": "user", "content": question}]
+        asked = [*self.messages, self._said(question)]
+        if self.calls:
+            # Of several calls all results are needed.
+            self.messages = asked
+            return
+        if self.tools is not None:
+            self._answer_with_tools(question, asked)
+            return
         options, most = sampling_options(self.args), self.args.max_tokens
         if self.args.json:
             (answer,) = self.lm.complete([self.lm.chat_ids(asked)], most, **options)
@@ -126,6 +148,28 @@ class Conversation:
         else:
             answer = print_pieces(self.lm.chat(asked, most, stream=True, **options), may_stop)
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+
+    def _said(self, text: str) -> dict[str, Any]:
+        """What the user has said, or what the function returns that was called."""
+        if not self.calls:
+            return {"role": "user", "content": text}
+        call = self.calls.pop(0)
+        return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
+
+    def _answer_with_tools(self, question: str, asked: list[dict[str, Any]]) -> None:
+        """Answer with text, or with calls of functions, for whose results the next lines are taken."""
+        choice: Any = self.args.tool_choice
+        if choice not in ("auto", "none", "required"):
+            choice = {"type": "function", "function": {"name": choice}}
+        options = sampling_options(self.args)
+        answer = self.lm.answer(asked, self.tools or [], self.args.max_tokens, tool_choice=choice, **options)
+        self.calls = list(answer.get("tool_calls", []))
+        if self.args.json:
+            print(json.dumps({"question": question, **answer}), flush=True)
+        else:
+            calls = [json.dumps(call["function"], ensure_ascii=False) for call in self.calls]
+            print("\n".join([answer["content"]] if answer["content"] or not calls else calls), flush=True)
+        self.messages = [*asked, answer]
 
     def _command(self, name: str, rest: str = "") -> None:
         if name in ("/reset", "/clear"):

@@ -94,21 +94,42 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
             metavar=_METAVARS.get(name, name[0].upper()),
             help=doc,
         )
+    parser.add_argument(
+        "--logit-bias",
+        action="append",
+        default=[],
+        type=_bias,
+        metavar="ID=VALUE",
+        help="add this to the logit of a token, -inf for never; may be repeated",
+    )
     parser.add_argument("--schema", type=Path, metavar="FILE", help="a JSON schema that the answer follows, in a file")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be repeated"
     )
 
 
+def _bias(text: str) -> tuple[int, float]:
+    token, sign, value = text.partition("=")
+    if not sign or not token.isdecimal():
+        raise argparse.ArgumentTypeError(f"a token id and a number are needed, such as 42=-5, got {text!r}")
+    return int(token), float(value)
+
+
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as `LanguageModel.complete` takes them."""
     options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
+    options["logit_bias"] = dict(options["logit_bias"])
     if (file := options.get("schema")) is not None:
-        try:
-            options["schema"] = json.loads(read_text(None, file))
-        except (ValueError, RecursionError) as error:
-            raise RlxError(f"{file}: a JSON schema is needed: {error}") from None
+        options["schema"] = read_json_option(file, "a JSON schema")
     return options
+
+
+def read_json_option(file: Path, wanted: str) -> Any:
+    """The JSON of a file that an option names."""
+    try:
+        return json.loads(read_text(None, file))
+    except (ValueError, RecursionError) as error:
+        raise RlxError(f"{file}: {wanted} is needed: {error}") from None
 
 
 def load_model(args: argparse.Namespace) -> LanguageModel:

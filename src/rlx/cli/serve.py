@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, metavar="N", help="0 picks a free one (default: 8080)")
     parser.add_argument(
-        "--parallel", type=positive, default=4, metavar="N", help="requests at once; others wait (default: 4)"
+        "--parallel", type=positive, default=8, metavar="N", help="prompts at once; others wait (default: 8)"
     )
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="requests must bring what this file holds as a bearer token"

@@ -43,7 +43,7 @@ class Choice:
     def serves(options: SamplingOptions) -> bool:
         """Whether tokens depend on nothing but logits and chance."""
         penalties = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
-        return penalties == (1.0, 0.0, 0.0)
+        return penalties == (1.0, 0.0, 0.0) and not options.logit_bias
 
     def __call__(
         self, logits: Any, uniforms: npt.NDArray[np.float64], positions: Any, lengths: Any, moves: Any

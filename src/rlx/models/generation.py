@@ -56,7 +56,7 @@ Steps = Generator[list[str], None, list[Completion]]
 Pieces = Generator[str, None, Completion]
 
 
-class _Writer:
+class Writer:
     """One answer while it is written."""
 
     def __init__(
@@ -67,15 +67,16 @@ class _Writer:
         row: int,
         prompt: int,
         logprobs: int | None = None,
-        guide: Guide | None = None,
+        form: Grammar | None = None,
     ) -> None:
         self.answer = Completion(prompt_tokens=prompt, logprobs=None if logprobs is None else [])
         self._alternatives = logprobs or 0
         self._sampler = Sampler(options, row)
-        self._decoder = tokenizer.stream_decoder()
+        # Only tokens that a form has as text are allowed by it.
+        self._decoder = tokenizer.stream_decoder(skip_special=form is None or not form.marks)
         self._scanner = StopScanner(stop)
         self._ends = frozenset(tokenizer.eos_ids)
-        self._guide = guide
+        self._guide = None if form is None else Guide(form, tokenizer.bytes_with(form.marks), tokenizer.eos_ids)
 
     @property
     def is_done(self) -> bool:
@@ -143,10 +144,7 @@ def write(
     Yields, for each step, the new text of every row; the generator's value is the list of completions.
     """
     prompts = [len(tokens) for tokens in batch.tokens]
-    guides = [None if form is None else Guide(form, tokenizer.token_bytes, tokenizer.eos_ids) for _ in prompts]
-    writers = [
-        _Writer(tokenizer, options, stop, row, prompts[row], logprobs, guides[row]) for row in range(len(prompts))
-    ]
+    writers = [Writer(tokenizer, options, stop, row, prompt, logprobs, form) for row, prompt in enumerate(prompts)]
 
     def at_the_end(shown: list[str], lengths: Sequence[int]) -> list[str]:
         """End the answers whose sequences fill the context."""
@@ -170,7 +168,7 @@ def write(
 
 def _ahead(
     batch: SequenceBatch,
-    writers: Sequence[_Writer],
+    writers: Sequence[Writer],
     options: SamplingOptions,
     max_tokens: int,
     context: int,

@@ -36,8 +36,9 @@ DEAD, _UNKNOWN = 0, -1
 class Grammar:
     """Rules, and what each byte does to a text."""
 
-    def __init__(self, rules: Rules, start: str) -> None:
-        self._rules = _with_end(rules)
+    def __init__(self, rules: Rules, start: str, marks: Sequence[str] = ()) -> None:
+        """`marks` are tokens that the texts have as text, though they may stand for none elsewhere."""
+        self._rules, self.marks = _with_end(rules), tuple(marks)
         # Each stack is its first item and the number of the stack below.
         self._stacks: list[tuple[Item, int]] = [("", _EMPTY)]
         self._stack_numbers: dict[tuple[Item, int], int] = {}

@@ -91,8 +91,20 @@ _RULES: dict[str, list[list[Item]]] = {
 
 def schema_grammar(schema: Any) -> Grammar:
     """The grammar of the JSON texts that follow a schema."""
+    rules: dict[str, list[list[Item]]] = {}
+    rules["text"] = [["space", add_schema(rules, schema)]]
+    grammar = Grammar(rules, "text")
+    if grammar.start == DEAD:
+        raise _refused("#", "refers to itself without an end, so that no text follows it")
+    return grammar
+
+
+def add_schema(rules: dict[str, list[list[Item]]], schema: Any, is_strict: bool = True) -> str:
+    """Put the rules of a schema beside those that there are: the name of the one that begins its texts.
+
+    What is not strict passes over keywords that the grammar cannot promise."""
     try:
-        return _Rules(schema).grammar()
+        return _Rules(rules, schema, is_strict).start()
     except RecursionError:
         raise RlxError("schema: it is nested too deeply") from None
 
@@ -100,19 +112,16 @@ def schema_grammar(schema: Any) -> Grammar:
 class _Rules:
     """The rules of one schema; each schema inside it has a rule of its own."""
 
-    def __init__(self, schema: Any) -> None:
-        self._schema = schema
-        self._rules = {name: list(alternatives) for name, alternatives in _RULES.items()}
-        self._rules["object"] = [self._map("value")]
-        self._rules["array"] = [self._list("value", 0, None)]
+    def __init__(self, rules: dict[str, list[list[Item]]], schema: Any, is_strict: bool) -> None:
+        self._rules, self._schema, self._is_strict = rules, schema, is_strict
+        if "value" not in rules:
+            rules |= {name: list(alternatives) for name, alternatives in _RULES.items()}
+            rules["object"] = [self._map("value")]
+            rules["array"] = [self._list("value", 0, None)]
         self._places: dict[str, str] = {}
 
-    def grammar(self) -> Grammar:
-        self._rules["text"] = [["space", self._rule(self._schema, "#")]]
-        grammar = Grammar(self._rules, "text")
-        if grammar.start == DEAD:
-            raise _refused("#", "refers to itself without an end, so that no text follows it")
-        return grammar
+    def start(self) -> str:
+        return self._rule(self._schema, "#")
 
     def _add(self, alternatives: Sequence[Sequence[Item]]) -> str:
         if len(self._rules) >= _MOST_RULES:
@@ -135,6 +144,8 @@ class _Rules:
         if not isinstance(schema, Mapping):
             raise _refused(place, f"must be an object, got {schema!r:.80}")
         given = {key: value for key, value in schema.items() if key not in _NOTES}
+        if not self._is_strict:
+            given = _promised(given)
         if "$ref" in given:
             return [[self._referred(_only(given, "$ref", place), place)]]
         if "anyOf" in given:
@@ -256,6 +267,22 @@ def _only(given: Mapping[str, Any], key: str, place: str) -> Any:
     others = [name for name in given if name != key]
     _require(not others, place, f"has {key} and {', '.join(others[:3])} side by side, which is not supported")
     return given[key]
+
+
+def _promised(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the grammar can promise of a schema; nothing of one that is made of several at once."""
+    given = dict(given)
+    if "oneOf" in given and "anyOf" not in given:
+        given["anyOf"] = given["oneOf"]
+    if len(given.get("allOf") or [0]) > 1:
+        return {}
+    alone = next((key for key in ("$ref", "anyOf", "allOf", "const", "enum") if key in given), None)
+    if alone is not None:
+        return {alone: given[alone]}
+    said = given.get("type", [])
+    types = said if isinstance(said, list) else [said]
+    known = {name for kind, names in _KEYWORDS.items() if not types or kind in types for name in names}
+    return {key: value for key, value in given.items() if key == "type" or key in known}
 
 
 def _types(given: Mapping[str, Any], place: str) -> list[str]:

@@ -94,6 +94,11 @@ class DecoderRunner:
         lengths = (cache.shape[2] for cache, has in zip(caches, self.has_places) if has)
         return next(lengths, self.config.context + 1)
 
+    def parts(self, begin: int, end: int) -> list[tuple[slice, ...]]:
+        """Where tokens lie in each cache: at their places, or anywhere in a state."""
+        places = (slice(None), slice(None), slice(begin, end))
+        return [places if has else () for has in self.has_places]
+
     def run(
         self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array]
     ) -> tuple[F32, list[Array]]:
@@ -164,6 +169,8 @@ class SequenceBatch:
         self._runner = runner
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self._caches: list[Array] = []
+        # The memory in which they begin, as the host may write it.
+        self._own: list[Array] = []
         # Rows whose states are those of a longer text; and states of all rows, with the tokens that they are behind.
         self._ahead: set[int] = set()
         self._kept: tuple[list[list[int]], list[Array]] | None = None
@@ -172,6 +179,40 @@ class SequenceBatch:
     def capacity(self) -> int:
         """How many tokens of a sequence the caches have room for."""
         return self._runner.places(self._caches) - 1 if self._caches else 0
+
+    @property
+    def size(self) -> int:
+        """The bytes of the keys and values of all tokens."""
+        used = sum(map(len, self.tokens)) / max(len(self.tokens) * (self.capacity + 1), 1)
+        return int(
+            sum(cache.nbytes * (used if has else 1) for cache, has in zip(self._caches, self._runner.has_places))
+        )
+
+    def take_over(self, source: SequenceBatch, row: int, length: int, into: int = 0) -> None:
+        """Go on with what a row of another batch has up to `length`, where this sequence has the same tokens so far.
+
+        Nothing happens where the row has no states of that length."""
+        begin, wanted = len(self.tokens[into]), source.tokens[row][:length]
+        is_behind = row in source._ahead or length < len(source.tokens[row])
+        if begin >= length or (self._runner.has_states and is_behind):
+            return
+        self._reserve(length)
+        for new, old, part in zip(self._writable(), source._caches, self._runner.parts(begin, length)):
+            new[into : into + 1][part] = self._runner.on_host(old)[row : row + 1][part]
+        self.tokens[into] = wanted
+        self._ahead.discard(into)
+
+    def _writable(self) -> list[Array]:
+        """The caches as the host may write them: what programs return can be read only."""
+        own, there = self._own, [self._runner.on_host(cache) for cache in self._caches]
+        if any(a.ctypes.data != b.ctypes.data for a, b in zip(own, there)):
+            # They are not in the memory that they were given.
+            self._allocate(len(self.tokens), self.capacity + 1)
+            for new, old in zip(self._caches, there):
+                new[...] = old
+            own = self._own
+        self._caches = [cache[: len(self.tokens)] for cache in own]
+        return self._caches
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a sequence from `length` on."""
@@ -183,7 +224,7 @@ class SequenceBatch:
         """A batch that has each of these sequences `count` times, with caches of their own."""
         copy = SequenceBatch(self._runner)
         copy.tokens = [list(tokens) for tokens in self.tokens for _ in range(count)]
-        copy._caches = self._runner.new_caches(len(copy.tokens), self.capacity + 1) if self._caches else []
+        copy._allocate(len(copy.tokens), self.capacity + 1 if self._caches else 0)
         copy._ahead = {row * count + i for row in self._ahead for i in range(count)}
         for new, old in zip(copy._caches, self._caches):
             new[...] = np.repeat(self._runner.on_host(old), count, axis=0)
@@ -195,11 +236,10 @@ class SequenceBatch:
             return
         self.tokens = [list(self.tokens[row]) for row in rows]
         used, old = max(map(len, self.tokens)), self._caches
-        self._caches = self._runner.new_caches(len(rows), self.capacity + 1) if old else []
+        self._allocate(len(rows), self.capacity + 1 if old else 0)
         self._ahead, self._kept = {i for i, row in enumerate(rows) if row in self._ahead}, None
-        for new, before, has_places in zip(self._caches, old, self._runner.has_places):
+        for new, before, part in zip(self._caches, old, self._runner.parts(0, used)):
             # What stands at the other places means nothing.
-            part = (slice(None), slice(None), slice(used)) if has_places else ()
             new[part] = self._runner.on_host(before)[list(rows)][part]
 
     def extend(self, new: Sequence[Sequence[int]]) -> F32:
@@ -350,14 +390,18 @@ class SequenceBatch:
         limit = self._runner.changes_at
         # Positions of longer caches turn differently, so sequences stay in short ones while they can.
         capacity = min(capacity, config.context + 1 if limit is None or length > limit else limit + 1)
-        grown = self._runner.new_caches(len(self.tokens), capacity)
-        old, self._caches = self._caches, grown
+        old = self._caches
+        self._allocate(len(self.tokens), capacity)
         if limit is not None and before <= limit < length:
             self._read_again()
             return
-        for new_cache, old_cache, has_places in zip(grown, old, self._runner.has_places):
-            part = (slice(None), slice(None), slice(before)) if has_places else ()
+        for new_cache, old_cache, part in zip(self._caches, old, self._runner.parts(0, before)):
             new_cache[part] = self._runner.on_host(old_cache)[part]
+
+    def _allocate(self, rows: int, capacity: int) -> None:
+        """New caches with so many places; none without places."""
+        self._own = self._runner.new_caches(rows, capacity) if capacity else []
+        self._caches = list(self._own)
 
     def _read_again(self) -> None:
         """Compute all keys and values anew."""

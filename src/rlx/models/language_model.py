@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, MODEL_ACTIVATIONS, DecoderProgram, build_decoder
 from rlx.models.generation import Completion, Pieces, Steps, drained, first_row, write
+from rlx.models.kept_sequences import KeptSequences
 from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.pull import find_model
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlx.distributed.reports import ProgramReport
     from rlx.models.adapters import Adapter
     from rlx.models.tokenizer import Tokenizer
+    from rlx.models.tool_calls import CallStyle
     from rlx.runtime.inspection import Profile
     from rlx.sharding import Mesh
 
@@ -48,8 +49,6 @@ AdapterPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 # Positions whose logits, a whole vocabulary each, are held at the same time.
 _LOSS_CHUNK = 128
-# Conversations whose caches are kept for prompts that begin in the same way.
-_KEPT_SESSIONS = 4
 
 
 def load(
@@ -180,8 +179,7 @@ class LanguageModel:
         self._runner = self._runner_of(built, files)
         self._compiled = self._runner.program
         self._open_again = open_again if open_again is not None else lambda: files
-        self._idle: list[SequenceBatch] = []
-        self._lock = threading.Lock()
+        self.kept = KeptSequences(self._runner)
 
     def __repr__(self) -> str:
         c, device = self.config, self._compiled.device
@@ -316,19 +314,62 @@ class LanguageModel:
         pieces = self._stream("chat", self.chat_ids(messages), max_tokens, options)
         return pieces if stream else "".join(pieces)
 
-    def chat_ids(self, messages: str | Sequence[Message]) -> list[int]:
-        """The prompt of a conversation, by the model's own template."""
+    @shows_options
+    def answer(
+        self,
+        messages: str | Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int = 256,
+        *,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        **options: Unpack[WritingOptions],
+    ) -> dict[str, Any]:
+        """The next message of a conversation with functions that the model may call: {"role": "assistant", "content":
+        .., "tool_calls": [..]}, the latter if it calls some. To go on, append it and what each call returns, as
+        {"role": "tool", "tool_call_id": .., "content": ..}.
+
+        `tools` and `tool_choice` are those of OpenAI's interface. Calls are of functions that there are, and their
+        arguments follow their JSON schemas.
+        """
+        from rlx.models.tool_calls import read_message, read_tools
+
+        wanted, style = read_tools(tools, tool_choice, parallel_tool_calls), self.call_style
+        if wanted is None:
+            return {"role": "assistant", "content": self.chat(messages, max_tokens, **options)}
+        if options.get("schema") is not None:
+            raise OpError("answer: a schema is for answers without tools")
+        read = read_options("answer", options)._replace(form=wanted.form(style))
+        ids = self.chat_ids(messages, wanted.definitions)
+        [found] = drained(self._write("answer", [ids], max_tokens, {}, read=read))
+        return read_message(style, found.text)
+
+    @property
+    def call_style(self) -> CallStyle:
+        """How this model writes calls of functions."""
+        from rlx.models.tool_calls import call_style
+
+        return call_style(self.tokenizer.tool_template or self.tokenizer.chat_template)
+
+    def chat_ids(
+        self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """The prompt of a conversation, by the model's own template, which is told of the `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
             wanted = "a text or a list of messages, [{'role': .., 'content': ..}]"
             raise OpError(f"chat: a conversation is {wanted}, got {messages!r:.80}")
-        from rlx.models import chat_template_process  # most models are never talked to
+        # Most models are never talked to.
+        from rlx.models import chat_template_process
+        from rlx.models.tool_calls import template_turns
 
         # What renders the template starts while the tokenizer is made.
         chat_template_process.start()
-        turns: list[dict[str, object]] = [dict(message) for message in messages]
-        return self.tokenizer.encode(self.tokenizer.render_chat(turns), add_special=False)
+        style = self.call_style
+        told = list(tools) if tools and style.is_native else None
+        text = self.tokenizer.render_chat(template_turns(messages, style, tools), tools=told)
+        return self.tokenizer.encode(text, add_special=False)
 
     def logits(self, token_ids: Sequence[int]) -> F32:
         """f32[len(token_ids), V]: the scores of the token after each position."""
@@ -505,10 +546,11 @@ class LanguageModel:
         max_tokens: int,
         options: Mapping[str, Any],
         n: int | None = None,
+        read: ReadOptions | None = None,
     ) -> Steps:
         """Check what a method was given, at once; the answers come as the generator is run."""
         self._require_words(caller)
-        read = read_options(caller, options)
+        read = read_options(caller, options) if read is None else read
         require_count(caller, "max_tokens", max_tokens)
         if n is not None:
             require_count(caller, "n", n)
@@ -519,12 +561,13 @@ class LanguageModel:
                 f"{caller}: a prompt of {longest} tokens leaves no room in the context of {self.config.context} tokens "
                 "of this model; shorten it"
             )
-        return self._steps(ids, max_tokens, read, n or 1) if ids else _nothing()
+        return self.steps(ids, max_tokens, read, n or 1) if ids else _nothing()
 
-    def _steps(self, prompts: list[list[int]], max_tokens: int, read: ReadOptions, n: int) -> Steps:
+    def steps(self, prompts: list[list[int]], max_tokens: int, read: ReadOptions, n: int = 1) -> Steps:
+        """The texts that follow prompts, `n` of each, step by step; what was given is checked already."""
         batch, logits = self._begin(prompts)
         if n > 1:
-            self._keep(batch)
+            self.kept.keep(batch)
             batch, logits = batch.repeated(n), np.repeat(logits, n, axis=0)
         is_sound = False
         try:
@@ -548,35 +591,12 @@ class LanguageModel:
         finally:
             # Ctrl-C may come in the middle of a step: then nobody knows what the caches hold.
             if is_sound:
-                self._keep(batch)
+                self.kept.keep(batch)
 
     def _begin(self, prompts: list[list[int]]) -> tuple[SequenceBatch, F32]:
         """Sequences that hold the prompts, and the logits after them. One prompt reuses what a kept one shares."""
-        batch = self._take(prompts[0]) if len(prompts) == 1 else SequenceBatch(self._runner, len(prompts))
+        batch = self.kept.take(prompts[0]) if len(prompts) == 1 else SequenceBatch(self._runner, len(prompts))
         return batch, batch.extend([ids[len(known) :] for ids, known in zip(prompts, batch.tokens)])
-
-    def _take(self, ids: list[int]) -> SequenceBatch:
-        """The idle sequence that begins most like `ids`, cut to what they share; a new one where none does."""
-        with self._lock:
-            shared = [_shared_length(batch.tokens[0], ids) for batch in self._idle]
-            best = max(range(len(shared)), key=shared.__getitem__, default=None)
-            if best is None or not shared[best]:
-                return SequenceBatch(self._runner)
-            batch = self._idle.pop(best)
-        # The last token is always computed anew: its logits were not kept.
-        batch.truncate(0, min(shared[best], len(ids) - 1))
-        return batch
-
-    def _keep(self, batch: SequenceBatch) -> None:
-        if len(batch.tokens) > 1:
-            return
-        with self._lock:
-            self._idle = [*self._idle, batch][-_KEPT_SESSIONS:]
-
-
-def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def _nothing() -> Steps:

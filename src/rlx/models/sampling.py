@@ -2,7 +2,8 @@
 
 The steps, in this order, each optional:
 
-0. a form (`rlx.models.grammar`): tokens that no text of it goes on with are left out
+0. a form (`rlx.models.grammar`): tokens that no text of it goes on with are left out; logit bias: what is added to the
+   logits of some tokens, and never changes that
 1. repetition penalty r: logits of tokens of prompt or answer are divided by r if positive, multiplied by r if negative
 2. presence penalty a and frequency penalty b: a + b·count less for tokens that the answer has `count` times
 3. temperature t: logits / t (0 takes the largest logit and skips the rest)
@@ -51,6 +52,7 @@ class SamplingOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _check("sampling", vars(self))
@@ -59,6 +61,7 @@ class SamplingOptions:
     def of(cls, caller: str, options: Mapping[str, Any]) -> SamplingOptions:
         """The options that a method was given; errors begin with its name. Numbers may be NumPy's."""
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        plain["logit_bias"] = _bias(caller, plain.get("logit_bias"))
         _check(caller, plain)
         return cls(**plain)
 
@@ -79,11 +82,26 @@ _OPTIONAL = ("top_k", "top_p", "min_p", "seed")
 
 def _check(caller: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
+        if name == "logit_bias":
+            continue
         wanted, holds = _ACCEPTED[name]
         if value is None and name in _OPTIONAL:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
             raise OpError(f"{caller}: {name} must be {wanted}, got {value!r:.80}")
+
+
+def _bias(caller: str, given: object) -> tuple[tuple[int, float], ...]:
+    """What is added to the logits of some tokens, in the order of their numbers."""
+    found: list[tuple[Any, Any]] = (
+        [] if given is None else list(given.items()) if isinstance(given, Mapping) else [(None, None)]
+    )
+    for token, value in found:
+        is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        is_token = isinstance(token, int | np.integer) and not isinstance(token, bool) and token >= 0
+        if not is_token or not is_number or math.isnan(value) or value == math.inf:
+            raise OpError(f"{caller}: logit_bias must be numbers by token id, -inf for never, got {given!r:.80}")
+    return tuple(sorted((int(token), float(value)) for token, value in found))
 
 
 class Sampler:
@@ -103,7 +121,7 @@ class Sampler:
     ) -> int:
         """The next token after the tokens `seen`, of which `written` are the answer's own."""
         options = self.options
-        scores = penalized(logits.astype(np.float64), seen, options.repetition_penalty)
+        scores = penalized(biased(logits.astype(np.float64), options.logit_bias), seen, options.repetition_penalty)
         scores = without_repeats(scores, written, options.presence_penalty, options.frequency_penalty)
         if not math.isfinite(largest := scores.max()):
             raise OpError(f"sampling: no token can be chosen, since the largest logit is {largest}")
@@ -146,6 +164,18 @@ class Sampler:
     def draws(self, count: int) -> F64:
         """The uniform numbers that `choose` would draw for the next tokens; greedy choices draw none."""
         return self._random.random(count) if self.options.temperature else np.zeros(count)
+
+
+def biased(scores: F64, bias: Collection[tuple[int, float]]) -> F64:
+    """Scores with what is added to some of them; tokens that the model does not have are none of its own.
+
+    >>> biased(np.array([1.0, 2.0]), [(0, 5.0), (7, 1.0)]).tolist()
+    [6.0, 2.0]
+    """
+    for token, value in bias:
+        if token < len(scores):
+            scores[token] += value
+    return scores
 
 
 def penalized(scores: F64, seen: Collection[int], penalty: float) -> F64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,10 @@ class TokenBytes:
         self.lengths = np.array([len(text or b"") for text in tokens], np.int64)
         self.begins = np.cumsum(self.lengths) - self.lengths
         self.joined = np.frombuffer(b"".join(text or b"" for text in tokens), np.uint8)
+
+    def with_texts(self, texts: Mapping[int, bytes]) -> TokenBytes:
+        """The same but for some tokens."""
+        return TokenBytes([texts.get(token, text) for token, text in enumerate(self.tokens)])
 
     def of(self, token: int) -> bytes:
         """The bytes of one token, none for one without text."""

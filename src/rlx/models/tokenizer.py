@@ -87,6 +87,7 @@ class Tokenizer:
         # How many ids are known; a model may have more than there are tokens, which stand for no text.
         self.ids = self.vocab_size
         self._template: ChatTemplate | None = None
+        self._marked: dict[tuple[int, ...], TokenBytes] = {}
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -224,6 +225,15 @@ class Tokenizer:
         from rlx.models.token_bytes import token_bytes  # for answers of a form only
 
         return token_bytes(self._backend.to_str())
+
+    def bytes_with(self, marks: Sequence[str]) -> TokenBytes:
+        """The same, with the text of these tokens even where they are special."""
+        silent = {id: mark.encode() for mark in marks if (id := self.id_of(mark)) is not None}
+        silent = {id: text for id, text in silent.items() if not self.token_bytes.of(id)}
+        key = tuple(silent)
+        if silent and key not in self._marked:
+            self._marked[key] = self.token_bytes.with_texts(silent)
+        return self._marked[key] if silent else self.token_bytes
 
     def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
         """A decoder that takes one id at a time."""

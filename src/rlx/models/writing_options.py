@@ -31,6 +31,7 @@ class WritingOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     seed: int | None
+    logit_bias: Mapping[int, float] | None
     stop: str | Sequence[str]
     logprobs: int | None
     schema: Mapping[str, Any] | None
@@ -52,6 +53,7 @@ OPTIONS: dict[str, Option] = {
     "presence_penalty": Option(0.0, "taken from the logit of each token that the answer has"),
     "frequency_penalty": Option(0.0, "taken from the logit of a token once for each time that the answer has it"),
     "seed": Option(None, "the same seed makes the same choices"),
+    "logit_bias": Option(None, "what is added to the logits of some tokens, by their ids; -inf for never"),
     "stop": Option((), "a text, or several, at which an answer ends; it is not part of the answer"),
     "logprobs": Option(None, "keep the log probability of each token, and those of the K most probable ones"),
     "schema": Option(None, "a JSON schema that the answer follows; {'type': 'object'} for any JSON object"),
