@@ -89,7 +89,7 @@ def generator(machine: Machine) -> Generator:
         cuts_columns=machine.gpu == "nvptx",
         repeats_values=machine.gpu == "nvptx",
         widens_late=machine.gpu == "nvptx",
-        reads_turned=machine.has_wgmma,
+        reads_turned=machine.has_mma,
         has_byte_floats=has_byte_floats,
         multiplies_bytes=machine.has_wgmma,
         multiplies_windows=machine.has_wgmma,

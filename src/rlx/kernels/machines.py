@@ -117,6 +117,11 @@ class Machine:
         return self.name == "sm_90a"
 
     @property
+    def has_mma(self) -> bool:
+        """Whether a warp of an NVIDIA chip multiplies bf16, and copies without waiting."""
+        return self.generation >= 80
+
+    @property
     def generation(self) -> int:
         """The number of an NVIDIA architecture, 90 for sm_90a; 0 for other machines."""
         return int("".join(filter(str.isdigit, self.name))) if self.gpu == "nvptx" else 0

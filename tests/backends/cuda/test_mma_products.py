@@ -49,6 +49,48 @@ def test_sums(rows, columns, m, n, k, block, turned):
         np.testing.assert_allclose(values, want[row, column : column + 2], atol=1e-4)
 
 
+@pytest.mark.parametrize("along_k", [False, True])
+def test_rows_that_lie_side_by_side(along_k):
+    """As gradients of weights are: A is read across, and turned on its way to registers."""
+    m, n, k = 72, 80, 136
+    function = (lambda a, w: a.T @ w.T) if along_k else (lambda a, w: a.T @ w)
+    form = form_of(function, ((k, m), "bf16"), ((n, k) if along_k else (k, n), "bf16"))
+    shape = form.shape(m, n, 1)._replace(rows=64, columns=64, stages=2)
+    assert shape.is_turned and shape.along_k == along_k
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((k, m), (n, k) if along_k else (k, n)))
+    text = mma_product_text("product", shape, finish_of(form.product, form._finish, SM_80), SM_80.triple)
+    memory = np.concatenate([x.reshape(-1).view(np.uint8) for x in (a, b)])
+    arguments = [GLOBAL, 2 * m, GLOBAL + a.nbytes, 2 * b.shape[1], m, n, k]
+    want = a.astype("f8").T @ (b.astype("f8").T if along_k else b.astype("f8"))
+    for block in (0, 3):
+        found = run_block(text, arguments, memory, block, 256, shape.shared_bytes)
+        inside = {at: values for at, values in found.items() if at[0] < m and at[1] < n}
+        assert inside
+        for (row, column), values in inside.items():
+            np.testing.assert_allclose(values, want[row, column : column + 2], atol=1e-3)
+
+
+def test_several_matrices():
+    """Tiles of one matrix follow those of another; B may be one for all."""
+    m, n, k = 70, 64, 72
+    form = form_of(lambda a, w: a @ w, ((3, m, k), "bf16"), ((3, k, n), "bf16"))
+    shape = form.shape(m, n, 1, 3)._replace(rows=64, columns=64, stages=2)
+    assert shape.has_matrices
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((3, m, k), (3, k, n)))
+    text = mma_product_text("product", shape, finish_of(form.product, form._finish, SM_80), SM_80.triple)
+    memory = np.concatenate([x.reshape(-1).view(np.uint8) for x in (a, b)])
+    arguments = [GLOBAL, 2 * k, GLOBAL + a.nbytes, 2 * n, 2 * m * k, 2 * k * n, m, n, k]
+    for block in (0, 5):
+        found = run_block(text, arguments, memory, block, 256, shape.shared_bytes)
+        inside = {at: values for at, values in found.items() if at[0] < m}
+        want = a[block // 2].astype("f8") @ b[block // 2].astype("f8")
+        assert {row // 64 for row, _ in inside} == {block % 2}
+        for (row, column), values in inside.items():
+            np.testing.assert_allclose(values, want[row, column : column + 2], atol=1e-3)
+
+
 @pytest.mark.parametrize("split", [1, 2])
 def test_numbers_that_are_sums_of_parts(split):
     """Lines of A are [rests | rounded], those of B [rounded] or [rounded | rests]."""
@@ -93,6 +135,6 @@ def test_who_takes_it():
     assert names == {"sm_75": None, "sm_90a": None}
     for arch in ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120"):
         assert form_of(lambda a, w: a @ w, *types, machine=machine_named(arch)) is not None
-    assert form_of(lambda a, w: a.T @ w, *types) is None and form_of(lambda a, w: a[:1] @ w, *types) is None
+    assert form_of(lambda a, w: a[:1] @ w, *types) is None
     with pytest.raises(InternalError, match="tiles of 32 x 64"):
         mma_product_text("product", MmaShape(32, 64, 1, 2, True, "bf16"), None, "")

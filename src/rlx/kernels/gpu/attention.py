@@ -24,8 +24,6 @@ from rlx.ops.attn.sinks import AttentionWithSinks
 from rlx.ops.lowered.attention_gradients import AttentionGradients, AttentionWithLogs
 from rlx.ops.lowered.attention_parts import AttentionParts
 
-# The first generation with `mma` of bf16, and copies that threads need not wait for.
-_OLDEST = 80
 # f32 is multiplied as the sum of numbers of bf16, where keys and values are of that type.
 TENSOR_TYPES = (DType.F16, DType.BF16)
 # Widths of heads: multiples of the widest swizzled row, as far as registers hold the sums.
@@ -143,7 +141,7 @@ def _is_split(operands: Sequence[Shape]) -> bool:
 def _refusal(machine: Machine, op: AttentionBase, operands: Sequence[Shape]) -> str:
     """What no kernel takes."""
     q, k, v = operands[:3]
-    if machine.generation < _OLDEST:
+    if not machine.has_mma:
         return f"{machine.name} has no mma of bf16"
     if k.dtype is not v.dtype or not (_is_split(operands) or (q.dtype in TENSOR_TYPES and q.dtype is k.dtype)):
         return f"{q.dtype} queries of {k.dtype} keys"

@@ -34,14 +34,14 @@ from rlx.kernels.emit.llvm_codegen import compile_optimized_assembly
 from rlx.kernels.machines import Machine
 
 
-def batched_refusal(product: Product, acc: DType, machine: Machine) -> str:
+def batched_refusal(product: Product, acc: DType, machine: Machine, needs_wgmma: bool = True) -> str:
     """Why a product of several matrices has no such form; empty if it has one."""
     operands = product.epilogue.operands if product.epilogue else ()
     if not all(isinstance(m.batch_stride, int) for m in (product.a, *product.bs, *product.cs, *operands)):
         return "matrices that lie a size apart which only the run knows"
     if len(product.bs) > 1 or product.a.dtype not in ELEMENTS:
         return "several products of one A, or f8"
-    return product_refusal(replace(product, batch=1), acc, machine)
+    return product_refusal(replace(product, batch=1), acc, machine, needs_wgmma)
 
 
 def batched_product_text(

@@ -25,7 +25,7 @@ MOST_TILES = 4
 def codes_refusal(origin: CodesOrigin, machine: Machine) -> str:
     """Why a product with stored blocks has no such form; empty if it has one."""
     product = origin.product
-    if machine.generation < 80:
+    if not machine.has_mma:
         return f"{machine.name} has no mma of bytes"
     if StoredFormat.of(origin.layout) is None:
         return "values that are no bytes"

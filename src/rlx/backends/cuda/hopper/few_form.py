@@ -24,14 +24,12 @@ from rlx.kernels.machines import Machine
 
 # Rows up to which the weights alone count.
 MOST_ROWS = 16
-# Chips before these have no `mma` of bf16.
-_OLDEST = 80
 
 
 def few_rows_refusal(product: Product, acc: DType, machine: Machine) -> str:
     """Why a product has no form for few rows; empty if it has one."""
     a, bs = product.a, product.bs
-    if machine.generation < _OLDEST:
+    if not machine.has_mma:
         return f"{machine.name} has no mma of bf16"
     # Where weights stream, f32 may be cut into numbers of bf16.
     is_wide = a.dtype is DType.F32 and bs[0].dtype is DType.BF16 and machine.has_early_launch

@@ -8,6 +8,7 @@ are 128 bytes whose pieces of 16 change places with the row, so that no two lane
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlx.backends.cuda.hopper.epilogue import EpilogueWriter, FinishCall
@@ -42,6 +43,8 @@ class MmaShape(NamedTuple):
     along_k: bool
     element: str  # "bf16" or "f16"
     split: int = 0
+    is_turned: bool = False  # A lies side by side along its rows
+    has_matrices: bool = False  # there are several of them
 
     @property
     def a_bytes(self) -> int:
@@ -71,8 +74,9 @@ class MmaShape(NamedTuple):
 
 
 def mma_product_text(name: str, shape: MmaShape, finish: FinishCall, triple: str) -> str:
-    """The LLVM module. Parameters: the address of A and its pitch in bytes, the same of every B (i64), then rows,
-    columns and depth (i32), then those of the epilogue. What lies side by side is a multiple of 8 elements."""
+    """The LLVM module. Parameters: the address of A and its pitch in bytes, the same of every B, with several matrices
+    bytes from one to the next of A and of B (i64), then rows, columns and depth (i32), then those of the epilogue. What
+    lies side by side is a multiple of 8 elements."""
     if shape.rows % 64 or shape.columns % 64 or shape.stages < 2:
         raise InternalError(f"tiles of {shape.rows} x {shape.columns}, {shape.stages} stages")
     return _MmaProduct(name, shape, finish).text(triple)
@@ -84,6 +88,7 @@ class _MmaProduct:
         self.shape = shape
         self.a = w.param("a_at", "i64"), w.param("a_pitch", "i64")
         self.bs = [(w.param(f"b{i}_at", "i64"), w.param(f"b{i}_pitch", "i64")) for i in range(shape.parts)]
+        apart = [w.param(f"{x}_matrix", "i64") for x in "ab"] if shape.has_matrices else []
         self.m, self.n, self.k = (w.param(name, "i32") for name in ("rows", "columns", "depth"))
         self.epilogue = EpilogueWriter(w, finish)
         base = w.emit("ptrtoint ptr addrspace(3) @smem to i32", "i32")
@@ -91,14 +96,19 @@ class _MmaProduct:
         self.thread = w.register("tid.x")
         self.lane, warp = self.thread & 31, self.thread >> 5
         self.warp_row, self.warp_column = warp // COLUMN_WARPS, warp % COLUMN_WARPS
-        self.row, self.column = self.origin(w.register("ctaid.x"))
+        self.row, self.column = self.origin(w.register("ctaid.x"), apart)
         self.steps = (self.k + (DEPTH - 1)) // DEPTH * (shape.split + 1)
 
-    def origin(self, tile: Val) -> tuple[Val, Val]:
-        """The first row and column of a tile: bands of rows, column by column."""
+    def origin(self, tile: Val, apart: Sequence[Val]) -> tuple[Val, Val]:
+        """The first row and column of a tile: bands of rows, column by column, and matrix by matrix."""
         w, shape = self.w, self.shape
         row_tiles = (self.m + (shape.rows - 1)) // shape.rows
         column_tiles = (self.n + (shape.columns - 1)) // shape.columns
+        if apart:
+            matrix = w.wide(tile // (row_tiles * column_tiles))
+            tile = tile % (row_tiles * column_tiles)
+            self.epilogue.matrix = matrix
+            self.a, *self.bs = [(at + matrix * step, pitch) for (at, pitch), step in zip((self.a, *self.bs), apart)]
         band = column_tiles * BAND
         top = tile // band * BAND
         rows = w.least(row_tiles - top, BAND)
@@ -133,13 +143,16 @@ class _MmaProduct:
         with w.when(step < self.steps):
             to, k = self.memory + stage * shape.stage_bytes, step * DEPTH
             of_a, of_b = self.places(step) if shape.split else ((k, self.k), (k, self.k))
-            self.bring_lines(to, *self.a, self.row, self.m, *of_a, shape.rows)
+            if shape.is_turned:
+                self.bring_slabs(to, *self.a, k, self.row, self.m, shape.rows)
+            else:
+                self.bring_lines(to, *self.a, self.row, self.m, *of_a, shape.rows)
             for part, (at, pitch) in enumerate(self.bs):
                 target = to + (shape.a_bytes + part * shape.part_bytes)
                 if shape.along_k:
                     self.bring_lines(target, at, pitch, self.column, self.n, *of_b, shape.columns)
                 else:
-                    self.bring_slabs(target, at, pitch, k)
+                    self.bring_slabs(target, at, pitch, k, self.column, self.n, shape.columns)
         w.asm("cp.async.commit_group;")
 
     def places(self, step: Val) -> tuple[tuple[Val, Val], tuple[Val, Val]]:
@@ -162,8 +175,8 @@ class _MmaProduct:
             number = w.least(first + line + start, count - 1)
             copy_piece(w, target + start * 128, at + w.wide(number) * pitch, place, end)
 
-    def bring_slabs(self, to: Val, at: Val, pitch: Val, k: Val) -> None:
-        """Lines along the columns of B, slab by slab of 64 columns; zeros behind the end of K and behind the last."""
+    def bring_slabs(self, to: Val, at: Val, pitch: Val, k: Val, first: Val, count: Val, columns: int) -> None:
+        """Lines across K, slab by slab of 64 columns; zeros behind the end of K and behind the last column."""
         w = self.w
         piece, line = self.thread & 7, self.thread >> 3
         target = to + line * 128 + ((piece ^ (line & 7)) << 4)
@@ -171,9 +184,9 @@ class _MmaProduct:
             number = k + line + start
             source = at + w.wide(w.least(number, self.k - 1)) * pitch
             # A line that is not there has no columns.
-            limit = w.select(number < self.k, self.n, 0)
-            for slab in range(self.shape.columns // 64):
-                place = self.column + piece * 8 + slab * 64
+            limit = w.select(number < self.k, count, 0)
+            for slab in range(columns // 64):
+                place = first + piece * 8 + slab * 64
                 copy_piece(w, target + (slab * DEPTH * 128 + start * 128), source, place, limit)
 
     # Products.
@@ -196,9 +209,12 @@ class _MmaProduct:
     def fragments(self, stage: Val, step: int) -> tuple[list[list[Val]], list[list[list[Val]]]]:
         """Sixteen rows of A each, and eight columns of every B each, 16 deep."""
         shape, lane = self.shape, self.lane
-        line = stage + (self.warp_row * shape.height + (lane & 15)) * 128
-        place = line + ((((lane >> 4) ^ (lane & 7)) << 4) ^ (step * 32))
-        rows = [self.read(place, i * 16 * 128) for i in range(shape.height // 16)]
+        if shape.is_turned:
+            rows = [self.rows_across(stage, step, i) for i in range(shape.height // 16)]
+        else:
+            line = stage + (self.warp_row * shape.height + (lane & 15)) * 128
+            place = line + ((((lane >> 4) ^ (lane & 7)) << 4) ^ (step * 32))
+            rows = [self.read(place, i * 16 * 128) for i in range(shape.height // 16)]
         parts = []
         for part in range(shape.parts):
             start = stage + (shape.a_bytes + part * shape.part_bytes)
@@ -216,12 +232,19 @@ class _MmaProduct:
         return self.read(line + piece, number * 16 * 128)
 
     def columns_across(self, start: Val, step: int, number: int) -> list[Val]:
+        lane = self.lane
+        column = self.warp_column * self.shape.width + number * 16
+        return self.across(start, step, lane & 15, column, lane >> 4)
+
+    def rows_across(self, start: Val, step: int, number: int) -> list[Val]:
+        lane = self.lane
+        row = self.warp_row * self.shape.height + number * 16
+        return self.across(start, step, (lane & 7) + ((lane >> 4) << 3), row, (lane >> 3) & 1)
+
+    def across(self, start: Val, step: int, line: Val, column: Val, piece: Val) -> list[Val]:
         """Lines are those of K here, turned while they are read."""
-        lane, width = self.lane, self.shape.width
-        line = ((lane & 7) + (((lane >> 3) & 1) << 3)) * 128
-        column = self.warp_column * width + number * 16
-        slab, piece = column >> 6, ((column & 63) >> 3) + (lane >> 4)
-        place = start + slab * (DEPTH * 128) + line + ((piece ^ (lane & 7)) << 4)
+        slab, inside = column >> 6, ((column & 63) >> 3) + piece
+        place = start + slab * (DEPTH * 128) + line * 128 + ((inside ^ (line & 7)) << 4)
         return self.read(place, step * 16 * 128, ".trans")
 
     def read(self, place: Val, offset: int, turned: str = "") -> list[Val]:
