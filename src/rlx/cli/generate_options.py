@@ -103,6 +103,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
         help="add this to the logit of a token, -inf for never; may be repeated",
     )
     parser.add_argument("--schema", type=Path, metavar="FILE", help="a JSON schema that the answer follows, in a file")
+    add_draft_argument(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be repeated"
     )
@@ -115,9 +116,26 @@ def _bias(text: str) -> tuple[int, float]:
     return int(token), float(value)
 
 
+def add_draft_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="a smaller model with the same tokens that guesses ahead, or `prompt` for what stood in the text before; "
+        "this changes no answer",
+    )
+
+
+def load_draft(args: argparse.Namespace, name: str | None) -> LanguageModel | str | None:
+    """What guesses for another model."""
+    if name in (None, "prompt"):
+        return name
+    return load(find_model(name), args.device, args.threads, args.activations)
+
+
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as `LanguageModel.complete` takes them."""
     options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
+    options["draft"] = load_draft(args, args.draft)
     options["logit_bias"] = dict(options["logit_bias"])
     if (file := options.get("schema")) is not None:
         options["schema"] = read_json_option(file, "a JSON schema")

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 
 from rlx.cli import add_command
 from rlx.cli.arguments import positive, read_text
-from rlx.cli.generate_options import add_model_arguments, load_model
+from rlx.cli.generate_options import add_draft_argument, add_model_arguments, load_draft, load_model
 from rlx.errors import RlxError
 from rlx.models.config_hf_encoders import is_encoder_directory
 from rlx.models.openai_protocol import Document, NotWanted, RequestError, Service
@@ -64,6 +64,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="ORIGIN",
         help="pages of this origin, such as http://localhost:3000, may send requests; * for all pages; may be repeated",
     )
+    add_draft_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="do not log requests")
     parser.add_argument(
         "--kv-dtype", choices=("f32", "f16", "bf16", "q8"), default="f32", help="type of the KV cache (default: f32)"
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     for model in (lm, encoder):
         if model is not None:
             _ = model.tokenizer
-    service = Service(name, lm, encoder, args.parallel)
+    service = Service(name, lm, encoder, args.parallel, load_draft(args, args.draft))
     with model_server(service, args.host, args.port, key, args.quiet, args.allow_origin) as server:
         host, port = server.server_address[:2]
         shown = f"[{host!s}]" if ":" in str(host) else str(host)

@@ -16,6 +16,7 @@ from rlx.models.sampling import Sampler, SamplingOptions, log_probabilities
 from rlx.models.stop_strings import StopScanner
 
 if TYPE_CHECKING:
+    from rlx.models.drafts import Drafter
     from rlx.models.kv_cache import SequenceBatch
     from rlx.models.tokenizer import Tokenizer
 
@@ -138,8 +139,10 @@ def write(
     context: int,
     logprobs: int | None = None,
     form: Grammar | None = None,
+    draft: Drafter | None = None,
 ) -> Steps:
-    """Continue the sequences of `batch`, whose next tokens have `logits` [B, V]. With a `form` answers are texts of it.
+    """Continue the sequences of `batch`, whose next tokens have `logits` [B, V]. With a `form` answers are texts of it;
+    a `draft` guesses for the only sequence.
 
     Yields, for each step, the new text of every row; the generator's value is the list of completions.
     """
@@ -155,7 +158,13 @@ def write(
                 warnings.warn(message, ContextLimitWarning, stacklevel=4)
         return shown
 
-    is_ahead = logprobs is None and form is None and Choice.serves(options) and batch.can_write_ahead(options)
+    is_ahead = (
+        logprobs is None
+        and form is None
+        and draft is None
+        and Choice.serves(options)
+        and batch.can_write_ahead(options)
+    )
     while True:
         shown = ["" if w.is_done else w.take(logits[i], batch.tokens[i], max_tokens) for i, w in enumerate(writers)]
         yield at_the_end(shown, [len(tokens) for tokens in batch.tokens])
@@ -163,7 +172,25 @@ def write(
             is_ahead = yield from _ahead(batch, writers, options, max_tokens, context, at_the_end)
         if all(w.is_done for w in writers):
             return [w.answer for w in writers]
+        while draft is not None and not writers[0].is_done:
+            yield at_the_end([_guessed(batch, writers[0], draft, max_tokens, context)], [len(batch.tokens[0])])
+        if all(w.is_done for w in writers):
+            return [w.answer for w in writers]
         logits = batch.extend([[] if w.is_done else w.answer.token_ids[-1:] for w in writers])
+
+
+def _guessed(batch: SequenceBatch, writer: Writer, draft: Drafter, max_tokens: int, context: int) -> str:
+    """One step in which several tokens may be written: their text."""
+    shown: list[str] = []
+
+    def take(logits: npt.NDArray[np.float32], seen: list[int]) -> int | None:
+        shown.append(writer.take(logits, seen, max_tokens))
+        return None if writer.is_done else writer.answer.token_ids[-1]
+
+    written = writer.answer.token_ids
+    most = min(max_tokens - len(written), context - len(batch.tokens[0])) - 1
+    draft.step(batch, written[-1], take, most)
+    return "".join(shown)
 
 
 def _ahead(

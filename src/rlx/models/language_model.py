@@ -22,6 +22,7 @@ from rlx.foreign_names import no_attribute
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
 from rlx.models.decoder import KV_DTYPES, MODEL_ACTIVATIONS, DecoderProgram, build_decoder
+from rlx.models.drafts import drafter_of, require_draft
 from rlx.models.generation import Completion, Pieces, Steps, drained, first_row, write
 from rlx.models.kept_sequences import KeptSequences
 from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
@@ -551,6 +552,7 @@ class LanguageModel:
         """Check what a method was given, at once; the answers come as the generator is run."""
         self._require_words(caller)
         read = read_options(caller, options) if read is None else read
+        require_draft(caller, read.draft, self)
         require_count(caller, "max_tokens", max_tokens)
         if n is not None:
             require_count(caller, "n", n)
@@ -581,6 +583,7 @@ class LanguageModel:
                 context=self.config.context,
                 logprobs=read.logprobs,
                 form=read.form,
+                draft=drafter_of(read.draft) if len(batch.tokens) == 1 else None,
             )
             is_sound = True
             return answers

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.models.drafts import require_draft
 from rlx.models.openai_answers import AnswerForm, ChatForm, TextForm
 from rlx.models.openai_requests import (
     MOST_CHOICES,
@@ -52,9 +53,17 @@ class Service:
     """A language model, an encoder or both, and the requests that they answer."""
 
     def __init__(
-        self, name: str, lm: LanguageModel | None = None, encoder: TextEncoder | None = None, parallel: int = 8
+        self,
+        name: str,
+        lm: LanguageModel | None = None,
+        encoder: TextEncoder | None = None,
+        parallel: int = 8,
+        draft: Any = None,
     ) -> None:
-        """At most `parallel` requests are worked on at once; others wait."""
+        """At most `parallel` requests are worked on at once; others wait. A `draft` guesses for one that is alone."""
+        if lm is not None:
+            require_draft("serve", draft, lm)
+        self._draft = draft
         self.name, self.lm, self.encoder = name, lm, encoder
         self.started = int(time.time())
         self._room = Semaphore(parallel)
@@ -154,6 +163,7 @@ class Service:
         if wrong is not None:
             raise RequestError(f"token {wrong} is not one of the {lm.config.vocab} of this model", form.field)
         room = lm.config.context - longest
+        read = read._replace(draft=self._draft)
         steps = self._steps(lm, prompts, room if most is None else min(most, room), read, each)
         if flag(body, "stream"):
             options = body.get("stream_options", {})

@@ -123,7 +123,8 @@ def writing_options(body: Document) -> dict[str, Any]:
 def _bias(given: object) -> dict[int, float]:
     """What is added to logits, by token id; JSON has names for numbers."""
     found = {}
-    for token, value in given.items() if isinstance(given, dict) else [(None, None)]:
+    pairs: list[tuple[Any, Any]] = [*given.items()] if isinstance(given, dict) else [(None, None)]
+    for token, value in pairs:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100
         if not isinstance(token, str) or not token.isdecimal() or len(token) > 9 or not is_number:
             raise RequestError(

@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlx.models.drafts import Drafter, drafter_of
 from rlx.models.generation import Completion, Steps, Writer
 from rlx.models.joined_sequences import JoinedSequences
 from rlx.models.kept_sequences import shared_length
@@ -41,8 +42,10 @@ News = queue.SimpleQueue[tuple[int, str, Completion | BaseException | None]]
 class _Job:
     """One answer: its prompt, its writer, and who waits for it."""
 
-    def __init__(self, ids: list[int], writer: Writer, max_tokens: int, row: int, news: News) -> None:
-        self.ids, self.writer, self.max_tokens = ids, writer, max_tokens
+    def __init__(
+        self, ids: list[int], writer: Writer, max_tokens: int, row: int, news: News, draft: Drafter | None = None
+    ) -> None:
+        self.ids, self.writer, self.max_tokens, self.draft = ids, writer, max_tokens, draft
         self._row, self._news = row, news
         self.is_wanted = True
         # Until it is written together with others.
@@ -117,7 +120,7 @@ class Scheduler:
         for row in range(len(prompts) * n):
             ids = prompts[row // n]
             writer = Writer(self._lm.tokenizer, read.sampling, read.stop, row, len(ids), read.logprobs, read.form)
-            jobs.append(_Job(ids, writer, max_tokens, row, news))
+            jobs.append(_Job(ids, writer, max_tokens, row, news, drafter_of(read.draft)))
         firsts = jobs[::n]
         for number, first in enumerate(firsts):
             first.copies = jobs[number * n + 1 : (number + 1) * n]
@@ -181,16 +184,30 @@ class Scheduler:
                 self._lm.kept.keep(job.sequence)
 
     def _step(self) -> None:
-        """One token for every sequence."""
+        """One token for every sequence; for the only one those, too, that were guessed."""
         assert self._batch is not None
-        logits = self._batch.extend([job.writer.answer.token_ids[-1:] for job in self._running])
-        for row, job in enumerate(self._running):
-            job.take(logits[row], self._batch.tokens[row], self._lm.config.context)
+        first, context = self._running[0], self._lm.config.context
+        if len(self._running) == 1 and first.draft is not None:
+            self.counts.written_tokens += self._step_with_guesses(self._batch, first, first.draft, context)
+        else:
+            logits = self._batch.extend([job.writer.answer.token_ids[-1:] for job in self._running])
+            for row, job in enumerate(self._running):
+                job.take(logits[row], self._batch.tokens[row], context)
+            self.counts.written_tokens += len(self._running)
         self.counts.steps += 1
-        self.counts.written_tokens += len(self._running)
         for row in reversed(range(len(self._running))):
             if self._running[row].is_over:
                 self._leave(row)
+
+    @staticmethod
+    def _step_with_guesses(batch: SequenceBatch, job: _Job, draft: Drafter, context: int) -> int:
+        def take(logits: F32, seen: list[int]) -> int | None:
+            job.take(logits, seen, context)
+            return None if job.is_over else job.writer.answer.token_ids[-1]
+
+        written = job.writer.answer.token_ids
+        most = min(job.max_tokens - len(written), context - len(batch.tokens[0])) - 1
+        return draft.step(batch, written[-1], take, most)
 
     def _read_on(self) -> None:
         """Read a piece of the prompt whose turn it is."""

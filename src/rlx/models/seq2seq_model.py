@@ -233,7 +233,10 @@ class Seq2SeqModel:
 
     def _read(self, caller: str, max_tokens: int, options: Mapping[str, Any]) -> ReadOptions:
         require_count(caller, "max_tokens", max_tokens)
-        return read_options(caller, options)
+        read = read_options(caller, options)
+        if read.draft is not None:
+            raise OpError(f"{caller}: a draft is for models that continue a text")
+        return read
 
     def _beginning(self, caller: str, begin: str | None) -> list[int]:
         if begin is None:

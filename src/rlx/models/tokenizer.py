@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -88,6 +89,7 @@ class Tokenizer:
         self.ids = self.vocab_size
         self._template: ChatTemplate | None = None
         self._marked: dict[tuple[int, ...], TokenBytes] = {}
+        self._alike: weakref.WeakSet[Tokenizer] = weakref.WeakSet()
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -154,6 +156,14 @@ class Tokenizer:
     @property
     def unk_id(self) -> int | None:
         return self.special.unk_id
+
+    def has_tokens_of(self, other: Tokenizer) -> bool:
+        """Whether both have the same tokens with the same ids."""
+        if self is not other and other not in self._alike:
+            if self._backend.get_vocab() != other._backend.get_vocab():
+                return False
+            self._alike.add(other)
+        return True
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, None if the vocabulary does not have it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from rlx.models.sampling import SamplingOptions
 
 if TYPE_CHECKING:
     from rlx.models.grammar import Grammar
+    from rlx.models.language_model import LanguageModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +36,7 @@ class WritingOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     logprobs: int | None
     schema: Mapping[str, Any] | None
+    draft: LanguageModel | Literal["prompt"] | None
 
 
 class Option(NamedTuple):
@@ -57,6 +59,7 @@ OPTIONS: dict[str, Option] = {
     "stop": Option((), "a text, or several, at which an answer ends; it is not part of the answer"),
     "logprobs": Option(None, "keep the log probability of each token, and those of the K most probable ones"),
     "schema": Option(None, "a JSON schema that the answer follows; {'type': 'object'} for any JSON object"),
+    "draft": Option(None, "guesses tokens that are then read together, which changes no answer: 'prompt', or a model"),
 }
 
 
@@ -67,6 +70,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("repeat_penalty", "rep_pen"), "repetition_penalty"),
     **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "stop"),
     **dict.fromkeys(("json_schema", "response_format", "grammar"), "schema"),
+    **dict.fromkeys(("draft_model", "assistant_model", "prompt_lookup_num_tokens"), "draft"),
     "num_return_sequences": "n",
 }
 
@@ -78,6 +82,7 @@ class ReadOptions(NamedTuple):
     stop: list[str]
     logprobs: int | None
     form: Grammar | None
+    draft: Any = None
 
 
 def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
@@ -90,13 +95,13 @@ def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
             hint = f"did you mean {near[0]}? " if near else ""
             raise OpError(f"{caller}: there is no option {name!r}; {hint}options are {', '.join(OPTIONS)}")
     options = {name: given.get(name, option.default) for name, option in OPTIONS.items()}
-    stop, logprobs, schema = (options.pop(name) for name in ("stop", "logprobs", "schema"))
+    stop, logprobs, schema, draft = (options.pop(name) for name in ("stop", "logprobs", "schema", "draft"))
     stops: list[str] = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, list | tuple) else [stop]
     if not all(isinstance(text, str) for text in stops):
         raise OpError(f"{caller}: stop must be a text or a list of texts, got {stop!r:.80}")
     if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int) or logprobs < 0):
         raise OpError(f"{caller}: logprobs must be a whole number from 0 on, got {logprobs!r:.80}")
-    return ReadOptions(SamplingOptions.of(caller, options), stops, logprobs, _form(caller, schema))
+    return ReadOptions(SamplingOptions.of(caller, options), stops, logprobs, _form(caller, schema), draft)
 
 
 def _form(caller: str, schema: Any) -> Grammar | None:
