@@ -35,11 +35,12 @@ from rlx.ops.lowered.tridiagonal_steps import (
     TridiagonalRotations,
     most_rotations,
 )
-from rlx.ops.pointwise.arithmetic import ge, where
+from rlx.ops.pointwise.arithmetic import and_, ge, gt, lt, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
+from rlx.ops.reduction.reductions import reduce_max
 from rlx.ops.shape.creation import eye, triu
-from rlx.ops.shape.movement import broadcast_to, concat, expand_dims, narrow, pad_zeros, reverse, swapaxes
+from rlx.ops.shape.movement import broadcast_to, concat, expand_dims, narrow, pad_zeros, reverse, squeeze, swapaxes
 from rlx.ops.shape.rearrange import diagonal
 
 Form = Callable[..., Any]
@@ -133,10 +134,13 @@ def _svd(op: Op, a: Any) -> Form | None:
         return FACTOR_FORMS[Svd](op, a)
     is_flat = sizes[1] > sizes[0]
     rows = max(sizes)
+    is_long = rows * 5 >= min(sizes) * 8 and not (op.full_matrices and op.compute_uv)
 
     def build(a: Any) -> Any:
         wide = cast(a, DType.F64)
         tall = swapaxes(wide, -1, -2) if is_flat else wide
+        if is_long:
+            return _svd_of_factor(op, tall, is_flat, a.dtype)
         _, _, right, right_scales, kept, beside, unit, _, _ = Bidiagonalized()(tall)
         signed, _, of_columns, sweeps, count, is_found, _ = BidiagonalRotations()(kept, beside)
         sizes = abs_(signed)
@@ -153,6 +157,20 @@ def _svd(op: Op, a: Any) -> Form | None:
         return cast(result[0], a.dtype), values, cast(result[2], a.dtype)
 
     return build
+
+
+def _svd_of_factor(op: Svd, tall: Any, is_flat: bool, dtype: DType) -> Any:
+    """That of R in A = Q R, which is much smaller. All is computed of numbers around 1, as squares are summed."""
+    largest = reduce_max(abs_(tall), (-2, -1), keepdims=True)
+    unit = where(and_(gt(largest, 0.0), lt(largest, math.inf)), largest, 1.0)
+    q, r = _qr_factors(tall / unit, tall.shape[-1])
+    small = op(r)
+    if not op.compute_uv:
+        return cast(small * squeeze(unit, -1), dtype)
+    u, values, v = small
+    u = matmul(q, u)
+    left, right = (swapaxes(v, -1, -2), swapaxes(u, -1, -2)) if is_flat else (u, v)
+    return cast(left, dtype), cast(values * squeeze(unit, -1), dtype), cast(right, dtype)
 
 
 def _directions(columns: Any, rows: int, is_full: bool) -> Any:
