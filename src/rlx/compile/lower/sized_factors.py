@@ -160,10 +160,9 @@ def _svd(op: Op, a: Any) -> Form | None:
 
 
 def _svd_of_factor(op: Svd, tall: Any, is_flat: bool, dtype: DType) -> Any:
-    """That of R in A = Q R, which is much smaller. All is computed of numbers around 1, as squares are summed."""
-    largest = reduce_max(abs_(tall), (-2, -1), keepdims=True)
-    unit = where(and_(gt(largest, 0.0), lt(largest, math.inf)), largest, 1.0)
-    q, r = _qr_factors(tall / unit, tall.shape[-1])
+    """That of R in A = Q R, which is much smaller."""
+    unit = unit_of(tall)
+    q, r = qr_factors(tall / unit, tall.shape[-1])
     small = op(r)
     if not op.compute_uv:
         return cast(small * squeeze(unit, -1), dtype)
@@ -173,16 +172,22 @@ def _svd_of_factor(op: Svd, tall: Any, is_flat: bool, dtype: DType) -> Any:
     return cast(left, dtype), cast(values * squeeze(unit, -1), dtype), cast(right, dtype)
 
 
+def unit_of(a: Any) -> Any:
+    """What matrices are divided by for numbers around 1, whose squares can be summed."""
+    largest = reduce_max(abs_(a), (-2, -1), keepdims=True)
+    return where(and_(gt(largest, 0.0), lt(largest, math.inf)), largest, 1.0)
+
+
 def _directions(columns: Any, rows: int, is_full: bool) -> Any:
     """Orthonormal columns along orthogonal ones; with `is_full`, and others to fill up the space."""
     count = columns.shape[-1]
-    q, r = _qr_factors(columns, rows if is_full else count)
+    q, r = qr_factors(columns, rows if is_full else count)
     signs = where(ge(diagonal(narrow(r, -2, 0, count), 0, -2, -1), 0.0), 1.0, -1.0)
     known = narrow(q, -1, 0, count) * expand_dims(signs, -2)
     return concat([known, narrow(q, -1, count, rows - count)], -1) if is_full and rows > count else known
 
 
-def _qr_factors(a: Any, columns: int) -> tuple[Any, Any]:
+def qr_factors(a: Any, columns: int) -> tuple[Any, Any]:
     """Q with so many columns, and R."""
     if _is_large(a, 2 * blocked.PANEL):
         return blocked.qr_factors(a, columns)
