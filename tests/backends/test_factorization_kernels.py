@@ -459,6 +459,7 @@ KERNELS = {
     "reflectors flat": (Reflectors(), (3, 9)),
     "orthogonal rows": (OrthogonalRows(), (2, 3, 9)),
     "orthogonal rows of one element": (OrthogonalRows(), (3, 1)),
+    "orthogonal rows of many matrices": (OrthogonalRows(), (11, 3, 6)),
     "qr": (Qr(True), (5, 3)),
 }
 
@@ -491,3 +492,23 @@ def test_steps_agree_with_their_definitions():
     np.testing.assert_allclose(np.sort(lengths), np.sort(OrthogonalRows().eval(a)[2]), atol=1e-13)
     assert is_found.all()
     assert native(OrthogonalRows(), np.stack([a[0], np.full((9, 6), np.inf)]))[3].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dims", [(8, 1, 1), (9, 2, 3), (3, 5, 4, 9), (10, 12, 5), (17, 5, 21)])
+def test_rows_of_many_matrices_are_orthogonal(dims):
+    """Lanes are matrices here: some that need no rotation, that are 0, of any size, and that are not finite."""
+    a = random(*dims)
+    flat = a.reshape(-1, *dims[-2:])
+    flat[1], flat[2], flat[3], flat[4] = 0, flat[2] * 1e200, flat[3] * 1e-200, np.eye(*dims[-2:])
+    flat[5, 0, -1], flat[6, -1, 0] = np.nan, -np.inf
+    rotated, rotation, lengths, is_found = (
+        x.reshape(len(flat), *x.shape[len(dims) - 2 :]) for x in native(OrthogonalRows(), a)
+    )
+    assert is_found.tolist() == np.isfinite(flat).all((1, 2)).tolist()
+    for i in np.flatnonzero(is_found):
+        size = np.abs(flat[i]).max() or 1.0
+        np.testing.assert_allclose(rotation[i] @ (flat[i] / size), rotated[i] / size, atol=1e-14 * dims[-1])
+        gram = (rotated[i] / size) @ (rotated[i] / size).T
+        np.testing.assert_allclose(gram, gram * np.eye(dims[-2]), atol=1e-14 * dims[-1])
+        np.testing.assert_allclose(rotation[i] @ rotation[i].T, np.eye(dims[-2]), atol=1e-14)
+        np.testing.assert_allclose(np.sqrt(np.diag(gram)), lengths[i] / size, atol=1e-14)

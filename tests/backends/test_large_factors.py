@@ -6,6 +6,7 @@ import pytest
 import scipy.linalg
 from test_factorization_kernels import EPS, native, norm, positive, random
 
+import rlx
 from rlx import ops
 from rlx.compile.lower import blocked_factors
 from rlx.errors import OpError
@@ -195,3 +196,31 @@ def test_batches_that_would_need_too_much_room_take_another_way(monkeypatch):
     monkeypatch.setattr(sized_factors, "MOST_ROTATIONS", 1000)
     check_eigh(random(2, 18, 18))
     check_svd(random(2, 18, 17))
+
+
+@pytest.mark.parametrize("dims", [(60, 20), (2, 90, 40)])
+def test_least_squares_form_no_inverse(dims):
+    """What few vectors are multiplied with is the inverse of R; singular values come from the same R."""
+    a, b = random(*dims), random(*dims[:-1], 3)
+    a[..., 3] = 2 * a[..., 5]
+    graph = rlx.Graph("least_squares")
+    x, y = graph.input("a", a.shape, "f64"), graph.input("b", b.shape, "f64")
+    graph.set_outputs([ops.pinv(x) @ y, ops.svd(x, compute_uv=False)])
+    compiled = rlx.Session("cpu").compile(graph)
+    assert sum(row.ops[0] == "bidiagonalized" for row in compiled.report.kernels) == 1
+    found, s = compiled.run(a=a, b=b)
+    np.testing.assert_allclose(found, np.linalg.pinv(a) @ b, atol=1e-12)
+    np.testing.assert_allclose(s, np.linalg.svd(a, compute_uv=False), atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e200, 1e-200])
+@pytest.mark.parametrize("dims", [(50, 20), (20, 50), (3, 40, 17)])
+def test_long_matrices_are_decomposed_by_their_factor(dims, size):
+    a = random(*dims) * size
+    a[..., 0, :] = 0
+    u, s, v = (np.asarray(x) for x in rlx.jit(lambda a: ops.svd(a))(a))
+    np.testing.assert_allclose((u * s[..., None, :]) @ v / size, a / size, atol=1e-13)
+    identity = np.broadcast_to(np.eye(min(dims[-2:])), (*dims[:-2], min(dims[-2:]), min(dims[-2:])))
+    for x in (np.swapaxes(u, -1, -2), v):
+        np.testing.assert_allclose(x @ np.swapaxes(x, -1, -2), identity, atol=1e-13)
+    np.testing.assert_allclose(s / size, np.linalg.svd(a / size, compute_uv=False), atol=1e-13)

@@ -19,7 +19,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.leaves import Constant, Project
 from rlx.ir.op import Op
 from rlx.ir.rewrite.rebuild import Replacement, rebuild
-from rlx.ir.shape import broadcast_dims
+from rlx.ir.shape import broadcast_dims, normalize_axis
 from rlx.ops.linalg.contraction import MatMul, matmul
 from rlx.ops.lowered.complex_pairs import AsComplex, AsReals
 from rlx.ops.nn.convolution import Im2Col
@@ -111,6 +111,11 @@ def complex_form(op: Op, operands: Sequence[Any], has_f64: bool = True) -> Form 
         return _on_pairs(_FUNCTIONS[op.mnemonic], has_f64) if op.mnemonic in _FUNCTIONS else None
     if isinstance(op, Compare | Predicate):
         return _comparison(op)
+    if isinstance(op, Gather) and not isinstance(operands[0].node.op, MakeComplex):
+        axis, rank = normalize_axis(op.axis, operands[0].ndim, op.mnemonic), operands[0].ndim
+        if axis < rank - 1:
+            # Rows of pairs, as they lie.
+            return lambda z, ids: AsComplex()(op.replace(axis=axis)(pairs(z), ids))
     if _is_linear(op):
         return _by_parts(op)
     return _products(op) if op.multilinear_in == (0, 1) and all(x.dtype.is_complex for x in operands[:2]) else None

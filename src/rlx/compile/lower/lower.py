@@ -29,6 +29,7 @@ from rlx.compile.lower.experts import routed_form
 from rlx.compile.lower.factorizations import FACTOR_FORMS
 from rlx.compile.lower.fft import fft_form
 from rlx.compile.lower.fft_plan import plan_real_transform, plan_transform, transforms_along_axes
+from rlx.compile.lower.least_squares import least_squares
 from rlx.compile.lower.long_products import long_products
 from rlx.compile.lower.lu_steps import lu_in_steps
 from rlx.compile.lower.pair_factors import GENERAL_FORMS, PAIR_FORMS
@@ -112,6 +113,8 @@ def kernel_forms(graph: Graph, generator: Generator) -> Graph:
         graph = channels_last(graph)
     if generator.panel_width is not None:
         graph = scan_panels(long_products(graph), generator)
+    if generator.has_f64:
+        graph = least_squares(graph)
     if generator.sorts_values:
         graph = value_sorts(graph)
     if generator.sorts_blocks:

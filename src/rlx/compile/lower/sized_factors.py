@@ -35,11 +35,12 @@ from rlx.ops.lowered.tridiagonal_steps import (
     TridiagonalRotations,
     most_rotations,
 )
-from rlx.ops.pointwise.arithmetic import ge, where
+from rlx.ops.pointwise.arithmetic import and_, ge, gt, lt, where
 from rlx.ops.pointwise.conversion import cast
 from rlx.ops.pointwise.unary import abs_
+from rlx.ops.reduction.reductions import reduce_max
 from rlx.ops.shape.creation import eye, triu
-from rlx.ops.shape.movement import broadcast_to, concat, expand_dims, narrow, pad_zeros, reverse, swapaxes
+from rlx.ops.shape.movement import broadcast_to, concat, expand_dims, narrow, pad_zeros, reverse, squeeze, swapaxes
 from rlx.ops.shape.rearrange import diagonal
 
 Form = Callable[..., Any]
@@ -133,10 +134,13 @@ def _svd(op: Op, a: Any) -> Form | None:
         return FACTOR_FORMS[Svd](op, a)
     is_flat = sizes[1] > sizes[0]
     rows = max(sizes)
+    is_long = rows * 5 >= min(sizes) * 8 and not (op.full_matrices and op.compute_uv)
 
     def build(a: Any) -> Any:
         wide = cast(a, DType.F64)
         tall = swapaxes(wide, -1, -2) if is_flat else wide
+        if is_long:
+            return _svd_of_factor(op, tall, is_flat, a.dtype)
         _, _, right, right_scales, kept, beside, unit, _, _ = Bidiagonalized()(tall)
         signed, _, of_columns, sweeps, count, is_found, _ = BidiagonalRotations()(kept, beside)
         sizes = abs_(signed)
@@ -155,16 +159,35 @@ def _svd(op: Op, a: Any) -> Form | None:
     return build
 
 
+def _svd_of_factor(op: Svd, tall: Any, is_flat: bool, dtype: DType) -> Any:
+    """That of R in A = Q R, which is much smaller."""
+    unit = unit_of(tall)
+    q, r = qr_factors(tall / unit, tall.shape[-1])
+    small = op(r)
+    if not op.compute_uv:
+        return cast(small * squeeze(unit, -1), dtype)
+    u, values, v = small
+    u = matmul(q, u)
+    left, right = (swapaxes(v, -1, -2), swapaxes(u, -1, -2)) if is_flat else (u, v)
+    return cast(left, dtype), cast(values * squeeze(unit, -1), dtype), cast(right, dtype)
+
+
+def unit_of(a: Any) -> Any:
+    """What matrices are divided by for numbers around 1, whose squares can be summed."""
+    largest = reduce_max(abs_(a), (-2, -1), keepdims=True)
+    return where(and_(gt(largest, 0.0), lt(largest, math.inf)), largest, 1.0)
+
+
 def _directions(columns: Any, rows: int, is_full: bool) -> Any:
     """Orthonormal columns along orthogonal ones; with `is_full`, and others to fill up the space."""
     count = columns.shape[-1]
-    q, r = _qr_factors(columns, rows if is_full else count)
+    q, r = qr_factors(columns, rows if is_full else count)
     signs = where(ge(diagonal(narrow(r, -2, 0, count), 0, -2, -1), 0.0), 1.0, -1.0)
     known = narrow(q, -1, 0, count) * expand_dims(signs, -2)
     return concat([known, narrow(q, -1, count, rows - count)], -1) if is_full and rows > count else known
 
 
-def _qr_factors(a: Any, columns: int) -> tuple[Any, Any]:
+def qr_factors(a: Any, columns: int) -> tuple[Any, Any]:
     """Q with so many columns, and R."""
     if _is_large(a, 2 * blocked.PANEL):
         return blocked.qr_factors(a, columns)

@@ -26,6 +26,14 @@ def float_remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
             lambda: [_long_remainder(k, a, b)],
             lambda: [k.cast(wide - divisor * k.op("trunc", quotient), DType.F32)],
         )
+    elif k.has_fma():
+        size, divisor = (k.abs(x) for x in (k.select(is_proper, a, 0.0), k.select(is_proper, b, 1.0)))
+        quotient = size / divisor
+        (magnitude,) = k.choose(
+            k.reduce("or", quotient >= 2.0**52),
+            lambda: [_long_remainder(k, a, b)],
+            lambda: [_remainder_by_fma(k, size, divisor, k.op("trunc", quotient))],
+        )
     else:
         magnitude = _long_remainder(k, a, b)
     magnitude = k.select(k.eq(k.abs(b), math.inf), k.abs(a), magnitude)
@@ -35,6 +43,13 @@ def float_remainder(k: KernelBuilder, a: Value, b: Value) -> Value:
 # Below this a quotient of two f32 in f64 is cut to the whole number that the exact quotient is cut to, whose distance
 # from the next one is more than a rounding; and its product with the divisor needs no more bits than f64 has.
 _EXACT_QUOTIENT = 2.0**28
+
+
+def _remainder_by_fma(k: KernelBuilder, size: Value, divisor: Value, count: Value) -> Value:
+    """What is left of a number after so many divisors. A rounded quotient may be the whole number above it, of which the
+    remainder is negative: all these are exact."""
+    rest = k.fma(-count, divisor, size)
+    return k.select(rest < 0.0, rest + divisor, rest)
 
 
 def _long_remainder(k: KernelBuilder, a: Value, b: Value) -> Value:

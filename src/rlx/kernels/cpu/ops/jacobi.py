@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
+from rlx.kernels.cpu.ops.jacobi_lanes import LaneRotations, fits_lanes
 from rlx.kernels.cpu.ops.matrix_strips import are_doubles, each_matrix, unit_of
 from rlx.kernels.ir.loop_ir import Value, ValueType
 from rlx.ops.lowered.factor_steps import OrthogonalRows
@@ -26,7 +27,10 @@ COSINE, NOTHING = 2.0**-52, 1e-34
 @op_kernel(OrthogonalRows, kind="factorize", supports=are_doubles)
 def orthogonal_rows(site: OpSite) -> None:
     """All elements are divided by the power of two below the largest, so that no square overflows or gets lost."""
-    _Rotations(site).build()
+    if fits_lanes(site.machine, site.inputs[0]):
+        LaneRotations(site, MAX_ROUNDS, (site.inputs[0].shape.static_dims[-1] * COSINE**2, NOTHING**2)).build()
+    else:
+        _Rotations(site).build()
 
 
 class _Rotations:

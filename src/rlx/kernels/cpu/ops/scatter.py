@@ -150,7 +150,7 @@ class Scatter:
             update = _meet(k, self.op.kind, k.load(y.buffer, goal, lanes=lanes, mask=mask), update)
         k.store(y.buffer, goal, update, mask=mask)
 
-    def place(self, at: Sequence[Value], is_inside: bool) -> tuple[Value, Value | None]:
+    def place(self, at: Sequence[Value], is_inside: bool = False) -> tuple[Value, Value | None]:
         """How far from the start of its batch a point lies, and whether it exists; None if it surely does."""
         k, y, indices = self.k, self.y, self.indices
         first, offset = indices.at(*at), k.as_index(0)
