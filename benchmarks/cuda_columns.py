@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +97,9 @@ def own(
         if arch is None:
             executable = CudaBackend().compile(graph, CompileOptions())
         else:
-            executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(graph), RUN.gpu, arch)
+            executable = CudaExecutable.of(
+                replace(CompilePipeline.new("cuda"), machine=arch).compile(graph), RUN.gpu, arch
+            )
         given = [{n: on_device(a) for n, a in zip(names, arrays)}]
         given += [{**given[0], **{n: on_device(a) for n, a in others.items()}} for others in turns]
         params = executable.prepare({})

@@ -144,7 +144,12 @@ def narrow_attention() -> Iterator[Work]:
     yield from _attentions((96, 80, 40), ATTENTION_SIZES[:2])
 
 
-def _attentions(widths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Iterator[Work]:
+def older_attention() -> Iterator[Work]:
+    """What chips without wgmma run, here as well."""
+    yield from _attentions((128, 64), ATTENTION_SIZES[:2], "sm_80")
+
+
+def _attentions(widths: Sequence[int], sizes: Sequence[tuple[int, int]], older: str = "") -> Iterator[Work]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from rlx import ops
@@ -165,6 +170,10 @@ def _attentions(widths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Iter
                 kind = "causal" if causal else "none"
                 mine = own(lambda q, k, v, kind=kind: ops.attention(q, k, v, mask_kind=kind, layout="bhsd"), q, k, v)
                 columns |= {"rlx": mine} if mine else {}
+                if older:
+                    function = lambda q, k, v, kind=kind: ops.attention(q, k, v, mask_kind=kind, layout="bhsd")  # noqa: E731
+                    other = own(function, q, k, v, arch=older)
+                    columns |= {f"rlx {older}": other} if other else {}
                 name = f"attention {batch}x{heads}x{seq} d{d} {'causal' if causal else 'full'} bf16"
                 yield Work(name, 0, flops, columns, 10)
 
@@ -344,6 +353,7 @@ GROUPS = {
     "epilogues": epilogues,
     "attention": attention,
     "narrow_attention": narrow_attention,
+    "older_attention": older_attention,
     "attention_ways": attention_ways,
     "split_attention": split_attention,
     "attention_backward": attention_backward,

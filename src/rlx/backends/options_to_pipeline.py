@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from rlx.compile.compiler import CompilePipeline, CompileResult
 
 
-def compile_with_options(graph: Graph, target: str, options: CompileOptions) -> CompileResult:
-    """LIR for a graph, made as the options say."""
+def compile_with_options(
+    graph: Graph, target: str, options: CompileOptions, machine: str | None = None
+) -> CompileResult:
+    """LIR for a graph, made as the options say, for a chip by its name, or the one that the target is usually for."""
     from rlx.compile.pipeline import legalize, without_passes
     from rlx.ir.verify import check
 
     if options.verify:
         check(graph)
-    pipeline = pipeline_for(target, options)
+    pipeline = replace(pipeline_for(target, options), machine=machine)
     skipped = [name for name, on in _PASSES.items() if not getattr(options, on)]
     with without_passes(skipped), knobs(verbose=max(1, knobs.verbose)) if options.verbose else nullcontext():
         if options.supported_ops is not None:

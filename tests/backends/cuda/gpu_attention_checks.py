@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,9 @@ class AttentionProgram(NamedTuple):
     value_width: int = 0
     shift: float = 0.0  # added to the scores by the first element of queries and keys; of gradients only
     rows: str = ""  # the type of q, if it is not that of k and v
-    way: str = ""  # a setting that is not the usual one: powers by polynomials, or reading ahead
+    way: str = ""  # a setting that is not the usual one: powers by polynomials, or reading ahead; or as sm_80 runs it
+    mask: str = ""  # the type of an operand, a mask where it is bool, else a bias
+    sinks: bool = False
 
     @property
     def name(self) -> str:
@@ -74,11 +77,33 @@ def attention_programs() -> list[AttentionProgram]:
     ways += [p._replace(way="reads ahead") for p in (*found, *exact) if p.queries <= 8]
     narrow = [make("bf16", layout, 4, 2, 96, 300, 300, "causal") for layout in ("bhsd", "bshd", "bsm")]
     narrow += [make("f16", "bshd", 4, 4, width, 200, 900, lengths=(900, 77)) for width in (40, 80, 160)]
-    return [*found, *exact, *ways, *narrow]
+    masked = [
+        make("bf16", "bhsd", 4, 2, width, queries, 700, kind, mask=mask, lengths=lengths)
+        for width, queries, kind, mask, lengths in (
+            (64, 300, "custom", "bool", ()),
+            (128, 300, "bias", "bf16", (700, 411)),
+            (40, 77, "bias", "f32", ()),
+            (256, 130, "custom", "bool", (699, 0)),
+            (64, 1, "bias", "bf16", ()),
+        )
+    ]
+    masked += [make("bf16", "bhsd", 8, 2, 64, rows, 500, "causal", lengths=(500, 33), sinks=True) for rows in (1, 200)]
+    # As chips without wgmma run it: the same code for sm_80, on this chip.
+    older = [p._replace(way="sm_80") for p in (*found, *narrow, *masked)]
+    return [*found, *exact, *ways, *narrow, *masked, *older]
 
 
 # What forms of attention are told, by the name of a way.
-WAYS = {"": {}, "polynomials": {"polynomials": 3}, "reads ahead": {"reads_ahead": True}}
+WAYS = {"": {}, "sm_80": {}, "polynomials": {"polynomials": 3}, "reads ahead": {"reads_ahead": True}}
+
+
+def as_chip(graph: Any, arch: str) -> Any:
+    """A program with the code of an older chip, which this one runs."""
+    from rlx.backends.cuda.device import open_gpu
+    from rlx.backends.cuda.executable import CudaExecutable
+    from rlx.compile.compiler import CompilePipeline
+
+    return CudaExecutable.of(replace(CompilePipeline.new("cuda"), machine=arch).compile(graph), open_gpu(0), arch)
 
 
 def run_attention(name: str) -> float:
@@ -88,7 +113,7 @@ def run_attention(name: str) -> float:
     from rlx.ir.dtype import DType
     from rlx.ir.graph import Graph
     from rlx.ir.tensor import building
-    from rlx.ops.attn.attention import Attention
+    from rlx.ops.attn.attention import WholeAttention
 
     (p,) = (p for p in attention_programs() if p.name == name)
     rng = np.random.default_rng(p.queries * p.keys + p.width)
@@ -117,6 +142,12 @@ def run_attention(name: str) -> float:
         rows = p.start + np.arange(p.queries)
         given["positions"] = np.stack([rows] * (p.batch - 1) + [rows[::-1]]).astype("i8")
     given |= {"q": laid(q), "k": laid(k), "v": laid(v)}
+    if p.mask:
+        drawn = rng.standard_normal((1, p.heads, p.queries, p.keys)).astype("f4")
+        given["mask"] = drawn > -1 if p.mask == "bool" else drawn.astype(DType.of(p.mask).numpy)
+        given["mask"] = given["mask"][:, 0].repeat(p.batch, 0) if p.mask == "bool" else given["mask"]
+    if p.sinks:
+        given["sinks"] = rng.standard_normal(p.heads).astype("f4")
     graph = Graph("attention")
     # All sizes but those of heads are symbolic, as in a model.
     names = {"q": "S", "k": "T", "v": "T"}
@@ -128,6 +159,10 @@ def run_attention(name: str) -> float:
             dims[axis] = names[key]
         elif key == "positions":
             dims[1] = "S"
+        elif key == "mask":
+            dims = ["B", "S", "T"] if p.mask == "bool" else [1, p.heads, "S", "T"]
+        elif key == "sinks":
+            dims = [p.heads]
         leaves[key] = graph.input(key, tuple(dims), DType.of(array.dtype).value)
     kind = p.kind if not p.window else ("sliding_window", p.window)
     options = {"num_heads": p.heads, "num_kv_heads": p.kv_heads, "layout": p.layout, "softcap": p.softcap}
@@ -135,18 +170,20 @@ def run_attention(name: str) -> float:
         del options["num_heads"], options["num_kv_heads"]
     with building(graph):
         extras = {"kv_len": leaves.get("lengths"), "positions": leaves.get("positions")}
+        extras |= {name: leaves.get(name) for name in ("mask", "sinks")}
         y = ops.attention(leaves["q"], leaves["k"], leaves["v"], mask_kind=kind, **options, **extras)
     graph.set_outputs([y])
-    executable = CudaBackend().compile(graph, None)
+    executable = as_chip(graph, p.way) if p.way == "sm_80" else CudaBackend().compile(graph, None)
     for form in (form for step in executable.programs.main.steps if hasattr(step, "code") for form in step.code.forms):
         vars(form).update(WAYS[p.way])
-    assert "wgmma attention" in str(executable.report), str(executable.report)
+    wanted = "mma attention" if p.way == "sm_80" or p.mask or p.sinks else "wgmma attention"
+    assert wanted in str(executable.report), str(executable.report)
     got, *again = (np.asarray(executable.run(given, {})[0]) for _ in range(4))
     assert all(other.tobytes() == got.tobytes() for other in again), "runs differ"
     check_assembled(executable)
-    (node,) = (n for n in graph.nodes if isinstance(n.op, Attention))
-    order = [given[n] for n in ("q", "k", "v", "lengths", "positions") if n in given]
-    want = np.asarray(node.op.eval(*(np.nan_to_num(a.astype("f8")) if a.dtype.kind not in "iu" else a for a in order)))
+    (node,) = (n for n in graph.nodes if isinstance(n.op, WholeAttention))
+    order = [given[n] for n in ("q", "k", "v", "mask", "lengths", "positions", "sinks") if n in given]
+    want = np.asarray(node.op.eval(*(np.nan_to_num(a.astype("f8")) if a.dtype.kind not in "iub" else a for a in order)))
     error = distance(got, want)
     worst = float(np.abs(got.astype("f8") - want).max())
     # Rows of f32: weights have 18 bits, queries of wide heads 16.

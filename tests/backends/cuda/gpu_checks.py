@@ -40,6 +40,8 @@ CHECKS = {
     "calls": ["--only", "driver", "--match", "calls_small_programs"],
     "quantised": ["--only", "products", "--match", "codes"],
     "older_chips": ["--only", "products", "--match", "sm_80"],
+    "older_attention": ["--only", "attention", "gradients", "--match", "sm_80"],
+    "masks": ["--only", "attention", "--match", "custom", "bias", "True"],
     "models": ["--only", "models"],
     "training": ["--only", "training", "gradients"],
     "one_kernel": ["--only", "one_kernel"],
@@ -59,6 +61,7 @@ TIMES = {
     "few_rows": ["few_rows"],
     "quantised": ["quantised"],
     "older_chips": ["products"],
+    "older_attention": ["older_attention"],
     "small": ["small"],
     "decode_model": ["decode_model"],
     "one_kernel": ["decode_model"],
@@ -77,6 +80,8 @@ TIMES = {
 PLANS = {
     "owed": [
         "calls",
+        "masks",
+        "older_attention",
         "narrow_attention",
         "split_attention",
         "attention_ways",
@@ -86,7 +91,7 @@ PLANS = {
         "exact_attention",
     ],
     "owed_models": ["models", "choices", "gradients", "ops", "step", "batch_products"],
-    "owed_short": ["calls", "narrow_attention", "choices", "split_attention", "factors", "small"],
+    "owed_short": ["calls", "masks", "narrow_attention", "choices", "split_attention", "factors", "small"],
 }
 
 

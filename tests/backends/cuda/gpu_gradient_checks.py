@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gpu_attention_checks import AttentionProgram
+from gpu_attention_checks import AttentionProgram, as_chip
 
 BOUNDS = {"f16": 2.5e-3, "bf16": 1.2e-2, "f32": 3e-6, "f64": 1e-14}
 
@@ -42,7 +42,11 @@ def programs() -> list[AttentionProgram]:
             exact._replace(kind="causal", softcap=3.0, queries=33, keys=31),
             exact._replace(dtype="f64", kind="causal", queries=100, keys=130),
         ]
-    return found
+    older = [p._replace(way="sm_80") for p in found if p.dtype in ("f16", "bf16")]
+    older += [
+        older[-1]._replace(width=width, window=0, kind="causal", softcap=None, shift=0.0) for width in (40, 96, 256)
+    ]
+    return [*found, *older]
 
 
 def run_gradients(name: str) -> float:
@@ -92,16 +96,16 @@ def run_gradients(name: str) -> float:
         y = ops.attention(q, k, v, **options)
         gradients = ops.attention_backward_all(q, k, v, dy, **options)
     graph.set_outputs([y, *gradients])
-    executable = CudaBackend().compile(graph, None)
-    has_tensor_cores = p.dtype in ("f16", "bf16")
-    assert ("wgmma gradients" in str(executable.report)) == has_tensor_cores, str(executable.report)
+    executable = as_chip(graph, p.way) if p.way else CudaBackend().compile(graph, None)
+    has_tensor_cores, form_name = p.dtype in ("f16", "bf16"), "mma gradients" if p.way else "wgmma gradients"
+    assert (form_name in str(executable.report)) == has_tensor_cores, str(executable.report)
     got, *again = ([np.asarray(r) for r in executable.run(given, {})] for _ in range(4))
     for others in again:
         assert [a.tobytes() for a in others] == [a.tobytes() for a in got], "runs differ"
     codes = [step.code for step in executable.programs.main.steps if hasattr(step, "code")]
     launched = [form.name for code in codes for form in code.forms if form._functions]
     # With a window and fewer or more queries than keys the loop kernel runs.
-    assert ("wgmma gradients" in launched) == has_tensor_cores or (p.window and p.queries != p.keys), launched
+    assert (form_name in launched) == has_tensor_cores or (p.window and p.queries != p.keys), launched
     (node,) = (n for n in graph.nodes if isinstance(n.op, AttentionBackward))
     wide = [given[n].astype("f8") for n in ("q", "k", "v", "dy")]
     want = node.op.eval(*wide)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,9 @@ def run_product(dtype: str, b_turned: str, epilogue: str, m: str, n: str, k: str
             given["residual"], want = residual, want + wide[3]
     graph.set_outputs([y])
     if arch:
-        executable = CudaExecutable.of(CompilePipeline.new("cuda").compile(graph), open_gpu(0), arch)
+        executable = CudaExecutable.of(
+            replace(CompilePipeline.new("cuda"), machine=arch).compile(graph), open_gpu(0), arch
+        )
         assert "mma tiles" in str(executable.report), str(executable.report)
     else:
         executable = CudaBackend().compile(graph, None)
@@ -93,6 +96,13 @@ PRODUCTS += [
     for turned in ("plain", "turned")
     for epilogue in ("none", "gelu", "residual")
     for size in ((17, 264, 136), (130, 264, 72), (300, 264, 200), (1000, 776, 328), (2048, 2048, 1024))
+]
+
+# Gradients of weights.
+PRODUCTS += [
+    ("bf16", "across", epilogue, *size, "sm_80")
+    for epilogue in ("none", "residual")
+    for size in ((264, 136, 200), (1000, 776, 328), (768, 768, 4096))
 ]
 
 

@@ -336,3 +336,14 @@ def test_variables_of_elsewhere_are_refused_with_what_replaces_them(fake, monkey
         rlx.Session("cuda").compile(appending())
     monkeypatch.setenv(name, "")
     rlx.Session("cuda").compile(appending())
+
+
+@pytest.mark.parametrize(("capability", "is_product"), [((9, 0), True), ((8, 6), False)])
+def test_programs_are_cut_for_the_chip_that_runs_them(fake, capability, is_product):
+    """Windows of pictures are products where wgmma multiplies them."""
+    fake.capability = capability
+    x, w = np.ones((1, 8, 9, 9), np.float16), np.ones((16, 8, 3, 3), np.float16)
+    program = rlx.jit(lambda x, w: rlx.lax.conv(x, w, (1, 1), "SAME"), device="cuda")
+    assert np.asarray(program(x, w))[0, 0, 0, 0] == 8 * 4
+    report = str(program.lower(x, w).compile().report)
+    assert ("window_matmul" in report) == is_product, report

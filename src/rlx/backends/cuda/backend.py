@@ -48,4 +48,5 @@ class CudaBackend(DriverBackend):
     def compile(self, graph: Graph, options: CompileOptions | None = None) -> Executable:
         refuse_replaced_variables()
         options = CompileOptions() if options is None else options
-        return CudaExecutable.of(compile_with_options(graph, "cuda", options), open_gpu(self._index))
+        gpu = open_gpu(self._index)
+        return CudaExecutable.of(compile_with_options(graph, "cuda", options, gpu.info.arch), gpu)
