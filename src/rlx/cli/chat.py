@@ -12,6 +12,7 @@ on the next one. Lines that begin with a slash are commands:
 examples:
   rlx chat
   rlx chat smollm2 "What is the capital of France?"
+  rlx chat path/to/smolvlm --image photo.jpg "What is this?"
   rlx chat model.gguf --system "Answer in one sentence." --temperature 0.7
 """
 
@@ -22,9 +23,10 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.cli import add_command
 from rlx.cli.arguments import read_line
@@ -50,6 +52,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     question = parser.add_mutually_exclusive_group()
     question.add_argument("text", metavar="TEXT", nargs="?", help="ask this, print the answer and exit")
     question.add_argument("--message", metavar="TEXT", help="the same as TEXT, for questions that begin with a dash")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a picture before the first question, of a model that reads some; may be given several times",
+    )
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     add_sampling_arguments(parser, max_tokens=512)
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
@@ -57,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    conversation = Conversation(load_model(args), args)
+    conversation = Conversation(load_model(args), args, args.image)
     message = args.text if args.message is None else args.message
     if message is not None:
         conversation.answer(message)
@@ -72,9 +81,10 @@ def run(args: argparse.Namespace) -> int:
 class Conversation:
     """A model, what was said so far, and how answers are shown."""
 
-    def __init__(self, lm: LanguageModel, args: argparse.Namespace) -> None:
+    def __init__(self, lm: LanguageModel, args: argparse.Namespace, images: Sequence[Any] = ()) -> None:
         self.lm, self.args, self.system = lm, args, args.system
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self.images = list(images)
         self.reset()
 
     def reset(self) -> None:
@@ -117,7 +127,7 @@ class Conversation:
 
     def answer(self, question: str, may_stop: bool = False) -> None:
         """Answer a question, and add both to the conversation. With `may_stop` Ctrl-C ends the answer only."""
-        asked = [*self.messages, {"role": "user", "content": question}]
+        asked = [*self.messages, {"role": "user", "content": self._with_images(question)}]
         options, most = sampling_options(self.args), self.args.max_tokens
         if self.args.json:
             (answer,) = self.lm.complete([self.lm.chat_ids(asked)], most, **options)
@@ -126,6 +136,12 @@ class Conversation:
         else:
             answer = print_pieces(self.lm.chat(asked, most, stream=True, **options), may_stop)
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self.images = []
+
+    def _with_images(self, question: str) -> str | list[dict[str, Any]]:
+        """A question, behind the pictures that were not asked about yet."""
+        pictures = [{"type": "image", "image": path} for path in self.images]
+        return [*pictures, {"type": "text", "text": question}] if pictures else question
 
     def _command(self, name: str, rest: str = "") -> None:
         if name in ("/reset", "/clear"):
