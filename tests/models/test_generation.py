@@ -38,6 +38,9 @@ class ScriptedBatch:
     def can_write_ahead(self, options):
         return False
 
+    def words(self, row):
+        return self.tokens[row]
+
     def extend(self, new):
         for old, more in zip(self.tokens, new):
             old.extend(more)

@@ -234,8 +234,8 @@ def test_recipes_of_the_families():
     assert (old.shortest, old.crop) == (224, (200, 210))
     dino = picture_recipe("dinov2", {}, 518)
     assert (dino.shortest, dino.shape) == (256, (224, 224))
-    with pytest.raises(FormatError, match="resample=1"):
-        picture_recipe("vit", {"resample": 1}, 224)
+    with pytest.raises(FormatError, match="resample=4"):
+        picture_recipe("vit", {"resample": 4}, 224)
 
 
 def test_the_middle_is_cut_out_and_shifted():

@@ -12,6 +12,7 @@ on the next one. Lines that begin with a slash are commands:
 examples:
   rlx chat
   rlx chat smollm2 "What is the capital of France?"
+  rlx chat path/to/smolvlm --image photo.jpg "What is this?"
   rlx chat model.gguf --system "Answer in one sentence." --temperature 0.7
   rlx chat model.gguf --tools functions.json "What is the weather in Paris?"
 
@@ -26,6 +27,7 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     question = parser.add_mutually_exclusive_group()
     question.add_argument("text", metavar="TEXT", nargs="?", help="ask this, print the answer and exit")
     question.add_argument("--message", metavar="TEXT", help="the same as TEXT, for questions that begin with a dash")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a picture before the first question, of a model that reads some; may be given several times",
+    )
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     add_sampling_arguments(parser, max_tokens=512)
     parser.add_argument(
@@ -68,7 +77,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    conversation = Conversation(load_model(args), args)
+    conversation = Conversation(load_model(args), args, args.image)
     message = args.text if args.message is None else args.message
     if message is not None:
         conversation.answer(message)
@@ -83,12 +92,13 @@ def run(args: argparse.Namespace) -> int:
 class Conversation:
     """A model, what was said so far, and how answers are shown."""
 
-    def __init__(self, lm: LanguageModel, args: argparse.Namespace) -> None:
+    def __init__(self, lm: LanguageModel, args: argparse.Namespace, images: Sequence[Any] = ()) -> None:
         self.lm, self.args, self.system = lm, args, args.system
         self.messages: list[dict[str, Any]] = []
         # The calls whose results the model waits for.
         self.calls: list[dict[str, Any]] = []
         self.tools = None if args.tools is None else read_json_option(args.tools, "a list of functions")
+        self.images = list(images)
         self.reset()
 
     def reset(self) -> None:
@@ -147,12 +157,17 @@ class Conversation:
             print(json.dumps({"question": question, "answer": answer.text, **facts}), flush=True)
         else:
             answer = print_pieces(self.lm.chat(asked, most, stream=True, **options), may_stop)
-        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self.messages, self.images = [*asked, {"role": "assistant", "content": answer.text}], []
+
+    def _with_images(self, question: str) -> str | list[dict[str, Any]]:
+        """A question, behind the pictures that were not asked about yet."""
+        pictures = [{"type": "image", "image": path} for path in self.images]
+        return [*pictures, {"type": "text", "text": question}] if pictures else question
 
     def _said(self, text: str) -> dict[str, Any]:
         """What the user has said, or what the function returns that was called."""
         if not self.calls:
-            return {"role": "user", "content": text}
+            return {"role": "user", "content": self._with_images(text)}
         call = self.calls.pop(0)
         return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
 
@@ -169,7 +184,7 @@ class Conversation:
         else:
             calls = [json.dumps(call["function"], ensure_ascii=False) for call in self.calls]
             print("\n".join([answer["content"]] if answer["content"] or not calls else calls), flush=True)
-        self.messages = [*asked, answer]
+        self.messages, self.images = [*asked, answer], []
 
     def _command(self, name: str, rest: str = "") -> None:
         if name in ("/reset", "/clear"):

@@ -12,6 +12,8 @@ Inputs, with B sequences, S new tokens each, a cache of capacity C, and R rows o
     k.0.scale, v.0.scale, ...    with q8 caches f32[B,Hkv,C]: what each row of codes is multiplied by
     conv.0, ssm.0, ...           of layers that keep a state instead: see `rlx.models.recurrent`
     buckets    i32[C]            with relative positions: the bucket of each distance
+    pictures   f32[N,D]          where pictures may stand in texts: rows that are read in the place of words,
+    seen       i32[B,S]          and which of them each token is, -1 for words
     source_len i32[B]            where an encoder has read a text: its length, and what each layer makes of it
     source.k.0, source.v.0, ...  f32[B,Hkv,E,D]
 
@@ -84,6 +86,7 @@ def build_decoder(
     adapters: Sequence[Adapter] = (),
     places: ValuePlaces | None = None,
     cuts_rows: bool = False,
+    reads_pictures: bool = False,
 ) -> DecoderProgram:
     """The program of `config` on the weights of `file` and `adapters`, with caches of `kv_dtype`. With `gives_states`
     its first output is not the logits, but the hidden states f32[B,R,D] that logits are made of.
@@ -91,8 +94,9 @@ def build_decoder(
     With `kv_dtype=None` there are no caches: every sequence is read from its beginning, as in training. `places` say
     where the values between layers lie in a program that is divided over devices. With `cuts_rows` the feed forward of
     the last layer computes only the rows that are asked for, as nothing behind it needs others: less work for long
-    texts. Machines that run a decode step as one kernel want all layers alike."""
-    return _Decoder(config, file, kv_dtype, adapters, places, cuts_rows).build(gives_states)
+    texts. Machines that run a decode step as one kernel want all layers alike. With `reads_pictures` rows of pictures
+    may stand in the place of words."""
+    return _Decoder(config, file, kv_dtype, adapters, places, cuts_rows, reads_pictures).build(gives_states)
 
 
 class _Decoder:
@@ -104,6 +108,7 @@ class _Decoder:
         adapters: Sequence[Adapter],
         places: ValuePlaces | None,
         cuts_rows: bool = False,
+        reads_pictures: bool = False,
     ) -> None:
         self.config, self.kv_dtype, self.value_places = config, kv_dtype, places
         # The layer whose feed forward has the rows that are asked for.
@@ -117,6 +122,10 @@ class _Decoder:
         self.rows = self.graph.input("rows", ("B", "R"), DType.I32)
         if kv_dtype is None and any(adapter.dropout for adapter in adapters):
             self.layers.dropout_key = self.graph.input("dropout_key", (2,), DType.U32)
+        self.pictures: tuple[Any, Any] | None = None
+        if reads_pictures:
+            rows = self.graph.input("pictures", ("N", config.hidden), DType.F32)
+            self.pictures = rows, self.graph.input("seen", ("B", "S"), DType.I32)
         self.rope = self._tables("rope", config.rope)
         self.local_rope = self._tables("rope.local", config.local_rope) or self.rope
         self.buckets = self.graph.input("buckets", ("C",), DType.I32) if config.relative_buckets else None
@@ -197,6 +206,9 @@ class _Decoder:
             x = self.layers.linear(x, "embed_project", None, c.hidden)
         if c.embed_scale != 1.0:
             x = ops.mul(x, c.embed_scale)
+        if self.pictures is not None:
+            rows, seen = self.pictures
+            x = ops.where(ops.expand_dims(ops.ge(seen, 0), -1), ops.gather(rows, ops.maximum(seen, 0)), x)
         if c.learned_positions:
             # Padding may stand behind the last position that there is.
             places = ops.minimum(self.positions, c.context - 1)

@@ -166,7 +166,7 @@ def write(
         and batch.can_write_ahead(options)
     )
     while True:
-        shown = ["" if w.is_done else w.take(logits[i], batch.tokens[i], max_tokens) for i, w in enumerate(writers)]
+        shown = ["" if w.is_done else w.take(logits[i], batch.words(i), max_tokens) for i, w in enumerate(writers)]
         yield at_the_end(shown, [len(tokens) for tokens in batch.tokens])
         while is_ahead and not all(w.is_done for w in writers):
             is_ahead = yield from _ahead(batch, writers, options, max_tokens, context, at_the_end)

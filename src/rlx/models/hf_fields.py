@@ -113,6 +113,13 @@ class HfFields:
             raise FormatError(f"config.json: {name} must be a text, got {value!r}")
         return value
 
+    def whole(self, name: str, default: int) -> int:
+        """A whole number, which may be below 0."""
+        value = self._needed(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _LARGEST:
+            raise FormatError(f"config.json: {name} must be a whole number, got {value!r}")
+        return value
+
     def text_or_none(self, name: str) -> str | None:
         """A text where there is one, of a field that may be something else."""
         value = self._fields.get(name)

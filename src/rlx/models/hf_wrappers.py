@@ -1,7 +1,7 @@
 """Models that also see: Hugging Face directories in which a language model is one part of several.
 
-The language model is read as one of its own family, and the parts for pictures are left out: such a model is given
-texts alone. Positions of three axes (time, height, width) are those of one axis where there is nothing but text.
+The language model is read as one of its own family. The parts for pictures are left out here; those that are known are
+read by `rlx.models.picture_prompts`. Positions of three axes (time, height, width) are those of one axis where there is nothing but text.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from rlx.errors import BindingError, RlxError
 from rlx.ir.dims import bind_dim
 from rlx.models.choosing import Choice
 from rlx.models.config import DecoderConfig, RopeConfig
+from rlx.models.picture_tokens import PictureToken, rows_and_places
 from rlx.models.relative_positions import backward_buckets
 from rlx.models.rope_tables import changes_at, rope_tables
 from rlx.models.sampling import SamplingOptions
@@ -67,6 +68,7 @@ class DecoderRunner:
         # Caches with a place for each token; the others are states.
         self.has_places = ["C" in map(str, t.dims) for t in self._cache_types]
         self.has_states = not all(self.has_places)
+        self.reads_pictures = "pictures" in types
         self._tables = lru_cache(4)(self._make_tables)
         self._more: Mapping[str, Any] = {}
         self._choices = lru_cache(4)(lambda options: Choice(options, config.vocab, program.device))
@@ -100,22 +102,40 @@ class DecoderRunner:
         return [places if has else () for has in self.has_places]
 
     def run(
-        self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array]
+        self,
+        tokens: Array,
+        positions: Array,
+        kv_len: Array,
+        rows: Array,
+        caches: list[Array],
+        pictures: Mapping[str, Any] | None = None,
     ) -> tuple[F32, list[Array]]:
-        """Logits f32[B, R, V] of the `rows` asked for, and the caches with the new keys and values."""
-        logits, caches = self.run_there(tokens, positions, kv_len, rows, caches)
+        """Logits f32[B, R, V] of the `rows` asked for, and the caches with the new keys and values. `pictures` are the
+        inputs of that name and `seen`, where rows of pictures stand in the place of words."""
+        logits, caches = self.run_there(tokens, positions, kv_len, rows, caches, pictures)
         return given_away(logits), caches
 
     def run_there(
-        self, tokens: Any, positions: Any, kv_len: Any, rows: Any, caches: list[Array]
+        self,
+        tokens: Any,
+        positions: Any,
+        kv_len: Any,
+        rows: Any,
+        caches: list[Array],
+        pictures: Mapping[str, Any] | None = None,
     ) -> tuple[Any, list[Array]]:
         """The same with arrays that lie where the program runs, and logits that stay there."""
-        inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
-        inputs.update(self._tables(self.places(caches)))
-        inputs.update(zip(self.cache_names, caches), **self._more)
+        inputs = self._inputs(tokens, positions, kv_len, rows, caches) | dict(pictures or {})
         # The caches are passed on as they come: a program may write into arrays that it returned itself.
         logits, *updated = self.program.run(inputs)
         return logits, list(updated)
+
+    def _inputs(self, tokens: Any, positions: Any, kv_len: Any, rows: Any, caches: list[Array]) -> dict[str, Any]:
+        """The inputs of a step of words."""
+        inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
+        if self.reads_pictures:
+            inputs |= rows_and_places([()] * tokens.shape[0], tokens.shape[1], self.config.hidden)
+        return {**inputs, **self._tables(self.places(caches)), **dict(zip(self.cache_names, caches)), **self._more}
 
     def run_ahead(
         self, tokens: Array, positions: Array, kv_len: Array, rows: Array, caches: list[Array], moves: Array, steps: int
@@ -123,9 +143,7 @@ class DecoderRunner:
         """So many steps in one go, with the most probable tokens, which are given back [steps, B]; None where the
         program has no such way."""
         if isinstance(self.program, CompiledGraph):
-            inputs = {"tokens": tokens, "positions": positions, "kv_len": kv_len, "rows": rows}
-            inputs.update(self._tables(self.places(caches)))
-            inputs.update(zip(self.cache_names, caches), **self._more)
+            inputs = self._inputs(tokens, positions, kv_len, rows, caches)
             found = self.program.run_ahead(inputs, moves, steps)
             if found is not None:
                 return np.asarray(found[0]), list(found[1:])
@@ -284,9 +302,17 @@ class SequenceBatch:
                     f"{len(old)} tokens and {len(more)} more do not fit into the context of {config.context} tokens "
                     "of this model; shorten the prompt"
                 )
-            wrong = next((t for t in more if not 0 <= t < config.vocab), None)
+            wrong = next((t for t in more if not (0 <= t < config.vocab or self._is_picture(t))), None)
             if wrong is not None:
                 raise BindingError(f"token {wrong} is not one of the {config.vocab} tokens of this model")
+
+    def _is_picture(self, token: int) -> bool:
+        return self._runner.reads_pictures and isinstance(token, PictureToken)
+
+    def words(self, row: int) -> Sequence[int]:
+        """The tokens of a sequence that are words."""
+        tokens = self.tokens[row]
+        return [t for t in tokens if not self._is_picture(t)] if self._runner.reads_pictures else tokens
 
     def _advance(self, pieces: Sequence[Sequence[int]], rows: Array) -> F32:
         """Run one step. Shorter pieces are padded; padding stands at the spare place."""
@@ -294,10 +320,13 @@ class SequenceBatch:
         tokens = np.zeros((len(pieces), length), np.int32)
         positions = np.full((len(pieces), length), spare, np.int32)
         for row, (old, piece) in enumerate(zip(self.tokens, pieces)):
-            tokens[row, : len(piece)] = piece
+            tokens[row, : len(piece)] = [0 if self._is_picture(t) else t for t in piece]
             positions[row, : len(piece)] = np.arange(len(old), len(old) + len(piece))
         kv_len = np.array([len(old) + len(piece) for old, piece in zip(self.tokens, pieces)], np.int32)
-        logits, self._caches = self._runner.run(tokens, positions, kv_len, rows, self._caches)
+        pictures = None
+        if self._runner.reads_pictures:
+            pictures = rows_and_places(pieces, length, self._runner.config.hidden)
+        logits, self._caches = self._runner.run(tokens, positions, kv_len, rows, self._caches, pictures)
         for old, piece in zip(self.tokens, pieces):
             old.extend(piece)
         if self._runner.has_states and length > 1:

@@ -21,12 +21,14 @@ from rlx.errors import OpError
 from rlx.foreign_names import no_attribute
 from rlx.ir.dtype import DType
 from rlx.models.config import DecoderConfig
+from rlx.models.decode_session import DecodeSession
 from rlx.models.decoder import KV_DTYPES, MODEL_ACTIVATIONS, DecoderProgram, build_decoder
 from rlx.models.drafts import drafter_of, require_draft
 from rlx.models.generation import Completion, Pieces, Steps, drained, first_row, write
 from rlx.models.kept_sequences import KeptSequences
 from rlx.models.kv_cache import FIRST_CAPACITY, PREFILL_CHUNK, ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.model_files import DecoderFiles, open_decoder
+from rlx.models.picture_tokens import PictureToken, plain_token
 from rlx.models.pull import find_model
 from rlx.models.sentence_modules import Prompts, vector_rules
 from rlx.models.weights import read_weights
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from rlx.distributed.layouts import Layout
     from rlx.distributed.reports import ProgramReport
     from rlx.models.adapters import Adapter
+    from rlx.models.picture_prompts import PictureReader
     from rlx.models.tokenizer import Tokenizer
     from rlx.models.tool_calls import CallStyle
     from rlx.runtime.inspection import Profile
@@ -122,30 +125,6 @@ def read_adapters(adapter: AdapterPaths, files: DecoderFiles) -> tuple[Adapter, 
     return tuple(read_adapter(path, files.config, files.weights) for path in paths)
 
 
-class DecodeSession:
-    """One conversation with its own cache. `prefill` and `step` return the logits f32[V] after the last token."""
-
-    def __init__(self, runner: DecoderRunner) -> None:
-        self._batch = SequenceBatch(runner)
-
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens so far."""
-        return list(self._batch.tokens[0])
-
-    def prefill(self, token_ids: Sequence[int]) -> F32:
-        """Append several tokens."""
-        return self._batch.extend([[int(t) for t in token_ids]])[0]
-
-    def step(self, token_id: int) -> F32:
-        """Append one token."""
-        return self._batch.extend([[int(token_id)]])[0]
-
-    def truncate(self, length: int) -> None:
-        """Go back to the first `length` tokens."""
-        self._batch.truncate(0, length)
-
-
 class LanguageModel:
     """A compiled model with its weights and tokenizer. Threads may share one."""
 
@@ -171,6 +150,7 @@ class LanguageModel:
         self.config: DecoderConfig = files.config
         self.path: Path = files.path
         self._make_tokenizer = files.tokenizer
+        self._picture_parts = files.pictures
         self._layout = layout
         self._session = Session(device, compile_options(threads, activations))
         # Directories of models that were trained for vectors may have no words to write.
@@ -192,6 +172,14 @@ class LanguageModel:
         # Vocabularies are often padded, and a model may write what the tokenizer has no name for.
         made.ids = max(made.ids, self.config.vocab)
         return made
+
+    @cached_property
+    def _picture_reader(self) -> PictureReader:
+        from rlx.models.picture_prompts import PictureReader
+
+        if isinstance(self._picture_parts, str):
+            raise OpError(f"{self.path.name} reads no pictures: {self._picture_parts}")
+        return PictureReader(self._picture_parts, self._session, self.config.vocab)
 
     @property
     def report(self) -> CompileReport:
@@ -289,6 +277,7 @@ class LanguageModel:
         messages: str | Sequence[Message],
         max_tokens: int = ...,
         stream: Literal[False] = ...,
+        images: Sequence[Any] = ...,
         **options: Unpack[WritingOptions],
     ) -> str: ...
     @overload
@@ -298,6 +287,7 @@ class LanguageModel:
         max_tokens: int = ...,
         *,
         stream: Literal[True],
+        images: Sequence[Any] = ...,
         **options: Unpack[WritingOptions],
     ) -> Pieces: ...
     @shows_options
@@ -306,13 +296,16 @@ class LanguageModel:
         messages: str | Sequence[Message],
         max_tokens: int = 256,
         stream: bool = False,
+        images: Sequence[Any] = (),
         **options: Unpack[WritingOptions],
     ) -> str | Pieces:
         """The answer to a conversation ([{"role": "user", "content": ..}, ..], or one message as text).
 
-        With `stream=True` an iterator over its pieces.
+        With `stream=True` an iterator over its pieces. `images` are pictures (paths, arrays u8[H, W, 3], or pictures of
+        Pillow) that stand before the last message of the user, of a model that reads some. Contents may also be lists
+        of {"type": "text", "text": ..} and {"type": "image", "image": ..}.
         """
-        pieces = self._stream("chat", self.chat_ids(messages), max_tokens, options)
+        pieces = self._stream("chat", self.chat_ids(messages, images=images), max_tokens, options)
         return pieces if stream else "".join(pieces)
 
     @shows_options
@@ -352,10 +345,20 @@ class LanguageModel:
 
         return call_style(self.tokenizer.tool_template or self.tokenizer.chat_template)
 
+    def prompt_ids(self, text: str, images: Sequence[Any] = ()) -> list[int]:
+        """The prompt of a text in which a mark such as `<image>` stands for each of some pictures."""
+        if not images:
+            return self.tokenizer.encode(text)
+        return self._picture_reader.prompt(text, images, self.tokenizer, add_special=True)
+
     def chat_ids(
-        self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: str | Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        images: Sequence[Any] = (),
     ) -> list[int]:
-        """The prompt of a conversation, by the model's own template, which is told of the `tools`."""
+        """The prompt of a conversation, and of pictures before its last question, by the model's own template, which is
+        told of the `tools`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
@@ -368,9 +371,10 @@ class LanguageModel:
         # What renders the template starts while the tokenizer is made.
         chat_template_process.start()
         style = self.call_style
-        told = list(tools) if tools and style.is_native else None
-        text = self.tokenizer.render_chat(template_turns(messages, style, tools), tools=told)
-        return self.tokenizer.encode(text, add_special=False)
+        turns, told = template_turns(messages, style, tools), list(tools) if tools and style.is_native else None
+        if images or not isinstance(self._picture_parts, str):
+            return self._picture_reader.conversation(turns, images, self.tokenizer, told)
+        return self.tokenizer.encode(self.tokenizer.render_chat(turns, tools=told), add_special=False)
 
     def logits(self, token_ids: Sequence[int]) -> F32:
         """f32[len(token_ids), V]: the scores of the token after each position."""
@@ -447,7 +451,16 @@ class LanguageModel:
             places = whole_places(self._layout, files.config)
         # Decode steps of other devices want all layers alike, and a program that is divided keeps its rows in place.
         cuts_rows = self._layout is None and str(self._session.device) == "cpu"
-        return build_decoder(files.config, files.weights, kv_dtype, gives_states, files.adapters, places, cuts_rows)
+        return build_decoder(
+            files.config,
+            files.weights,
+            kv_dtype,
+            gives_states,
+            files.adapters,
+            places,
+            cuts_rows,
+            reads_pictures=not isinstance(files.pictures, str),
+        )
 
     def _runner_of(self, built: DecoderProgram, files: DecoderFiles) -> DecoderRunner:
         """A program with its weights."""
@@ -509,12 +522,15 @@ class LanguageModel:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, Sequence | np.ndarray) and all(isinstance(t, int | np.integer) for t in prompt):
-            ids = [int(t) for t in prompt]
+            ids = [plain_token(t) for t in prompt if not isinstance(t, str)]
         else:
             raise OpError(f"{caller}: a prompt is a text or a list of token ids, got {prompt!r:.80}")
         if not ids:
             raise OpError(f"{caller}: the prompt has no tokens; this model needs at least one")
-        wrong = next((t for t in ids if not 0 <= t < self.config.vocab), None)
+        reads = self._runner.reads_pictures
+        wrong = next(
+            (t for t in ids if not (0 <= t < self.config.vocab or (reads and isinstance(t, PictureToken)))), None
+        )
         if wrong is not None:
             raise OpError(f"{caller}: token {wrong} is not one of the {self.config.vocab} tokens of this model")
         return ids

@@ -28,6 +28,7 @@ from rlx.models.weights import (
 
 if TYPE_CHECKING:
     from rlx.formats.safetensors import SafetensorsTensor
+    from rlx.models.picture_prompts import PictureParts
 
 # A config of a model is small; a larger file is not what it claims to be.
 _MAX_CONFIG_BYTES = 16 << 20
@@ -37,7 +38,8 @@ class DecoderFiles(NamedTuple):
     """What is needed to build a language model; the tokenizer is only made when text is.
 
     `source` says which weights these are, the same text for the same weights; empty where nothing does, and
-    where prepared weights are not to be mapped from the cache either."""
+    where prepared weights are not to be mapped from the cache either. `pictures` are the parts that read pictures, or
+    why there are none."""
 
     path: Path
     config: DecoderConfig
@@ -45,6 +47,7 @@ class DecoderFiles(NamedTuple):
     tokenizer: Callable[[], Any]
     source: str = ""
     adapters: tuple[Adapter, ...] = ()
+    pictures: PictureParts | str = "it is a model of texts"
 
 
 _TORCH = (
@@ -139,7 +142,12 @@ def _open_directory(path: Path, mmap: bool) -> DecoderFiles:
         qkv_order=qkv_order(config, family),
         rearrange=REARRANGED.get(family),
     )
-    return DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
+    files = DecoderFiles(path, config, weights, lambda: Tokenizer.from_directory(path), source)
+    if not is_wrapper(fields):
+        return files
+    from rlx.models.picture_prompts import picture_parts  # most models read words alone
+
+    return files._replace(pictures=picture_parts(path, fields, tensors, config.hidden))
 
 
 def open_weights(folder: Path, mmap: bool = True) -> Mapping[str, SafetensorsTensor]:

@@ -53,7 +53,7 @@ class PictureRecipe:
 
 
 # Numbers of filters in Pillow.
-_FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _USUAL: dict[str, dict[str, Any]] = {
     "clip": {"size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True, "crop_size": 224},
     "siglip": {"resample": 3},
@@ -75,7 +75,7 @@ def picture_recipe(family: str, fields: Mapping[str, Any], image: int) -> Pictur
         size, shortest = _size(f, "size", kind == "clip")
     number = f.size("resample", least=0)
     if resamples and number not in _FILTERS:
-        raise FormatError(f"preprocessor_config.json: resample={number} is not supported; supported: 0, 2, 3")
+        raise FormatError(f"preprocessor_config.json: resample={number} is not supported; supported: 0 to 3")
     crop = _size(f, "crop_size", False)[0] if f.flag("do_center_crop", False) else None
     normalizes = f.flag("do_normalize", True)
     return PictureRecipe(
@@ -116,6 +116,11 @@ def pixels_of(picture: Any, recipe: PictureRecipe) -> F32:
         pixels = _middle(pixels, *recipe.crop)
     if pixels.shape[:2] != recipe.shape:
         raise OpError(f"a picture of {pixels.shape[0]} x {pixels.shape[1]} pixels was given, {recipe.shape} are read")
+    return shifted(pixels, recipe)
+
+
+def shifted(pixels: U8, recipe: PictureRecipe) -> F32:
+    """f32[3, H, W] of bytes."""
     values: F32 = pixels.astype(np.float32) * np.float32(recipe.scale)
     if recipe.mean is not None and recipe.deviation is not None:
         values = (values - np.array(recipe.mean, np.float32)).astype(np.float32)
@@ -171,7 +176,7 @@ def _middle(pixels: U8, height: int, width: int) -> U8:
 
 
 def resized(pixels: U8, height: int, width: int, filter: str = "bicubic") -> U8:
-    """u8[height, width, C] of u8[H, W, C], by the filter "bicubic", "bilinear" or "nearest"."""
+    """u8[height, width, C] of u8[H, W, C], by the filter "bicubic", "bilinear", "lanczos" or "nearest"."""
     if filter == "nearest":
         rows, columns = (_nearest(had, wanted) for had, wanted in zip(pixels.shape, (height, width)))
         return pixels[rows][:, columns]
@@ -198,9 +203,14 @@ def _linear(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.maximum(1.0 - np.abs(x), 0.0)
 
 
+def _lanczos(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
+
+
 _SHAPES: dict[str, tuple[Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]], float]] = {
     "bicubic": (_cubic, 2.0),
     "bilinear": (_linear, 1.0),
+    "lanczos": (_lanczos, 3.0),
 }
 
 

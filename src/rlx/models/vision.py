@@ -21,6 +21,7 @@ from rlx.models.config_hf_vision import TextTowerConfig, TowerConfig, VisionConf
 from rlx.models.layers import Layers, split_last
 from rlx.models.weights import Weight, WeightFile
 from rlx.ops.attn.operands import MaskKind
+from rlx.ops.pointwise.unary import ActivationKind
 
 
 class TowerProgram(NamedTuple):
@@ -30,31 +31,41 @@ class TowerProgram(NamedTuple):
     weights: dict[str, Weight]
 
 
+class ConnectorConfig(NamedTuple):
+    """What makes rows of a language model, `width` wide, of the hidden states of a tower: of squares of `shuffle` by
+    `shuffle` of them one each by a linear layer, or with an `activation` one of each by two."""
+
+    width: int
+    shuffle: int = 1
+    activation: ActivationKind | None = None
+
+
+def build_rows(
+    config: VisionConfig, connector: ConnectorConfig, file: WeightFile, height: int, width: int, final_norm: bool
+) -> TowerProgram:
+    """The program that makes rows [B,N,D] of a language model of pictures of so many pixels."""
+    tower = _Tower(config.tower, file, "vision")
+    x = tower.run(_embedded(tower, config, height, width))
+    rows, columns = height // config.patch, width // config.patch
+    with named_scope("connector"):
+        x = ops.narrow(x, 1, x.shape[1] - rows * columns, rows * columns)
+        x = tower.norm(x, "final_norm", None) if final_norm else x
+        side, hidden = connector.shuffle, config.tower.hidden
+        if side > 1:
+            apart = ops.reshape(x, (x.shape[0], rows // side, side, columns // side, side * hidden))
+            together = (x.shape[0], rows * columns // side**2, side * side * hidden)
+            x = ops.reshape(ops.transpose(apart, (0, 1, 3, 2, 4)), together)
+        if connector.activation is not None:
+            x = ops.activation(connector.activation, tower.layers.linear(x, "connector_up", None, connector.width))
+        x = tower.layers.linear(x, "connector", None, connector.width)
+    return tower.finished([x])
+
+
 def build_vision(config: VisionConfig, file: WeightFile, height: int, width: int) -> TowerProgram:
     """The program for pictures of so many pixels; the places of their squares are in the file already."""
     c, tower = config, _Tower(config.tower, file, "vision")
-    layers, hidden, patch = tower.layers, config.tower.hidden, config.patch
-    rows, columns = height // patch, width // patch
-    pixels = tower.graph.input("pixels", ("B", c.channels, height, width), DType.F32)
-    batch = pixels.shape[0]
-    with named_scope("embedding"):
-        cut = ops.reshape(pixels, (batch, c.channels, rows, patch, columns, patch))
-        squares = ops.reshape(
-            ops.transpose(cut, (0, 2, 4, 1, 3, 5)), (batch, rows * columns, c.channels * patch * patch)
-        )
-        x = layers.linear(squares, "patch", None, hidden)
-        places = layers.table(f"{file.name('positions')}.weight", (rows * columns + c.has_first, hidden))
-        if c.has_first:
-            first = ops.broadcast_to(
-                ops.reshape(layers.vector(f"{file.name('first')}.weight", hidden), (1, 1, hidden)), (batch, 1, hidden)
-            )
-            x = ops.concat([first, x], 1)
-        x = ops.add(x, places)
-        if c.registers:
-            more = layers.table(f"{file.name('registers')}.weight", (c.registers, hidden))
-            more = ops.broadcast_to(ops.expand_dims(more, 0), (batch, c.registers, hidden))
-            x = ops.concat([ops.narrow(x, 1, 0, 1), more, ops.narrow(x, 1, 1, rows * columns)], 1)
-        x = tower.norm(x, "norm_before", None) if c.norm_before else x
+    layers = tower.layers
+    x = _embedded(tower, config, height, width)
     x = tower.run(x)
     with named_scope("head"):
         if not c.norms_vector:
@@ -90,6 +101,32 @@ def build_texts(config: TextTowerConfig, file: WeightFile) -> TowerProgram:
         chosen = ops.reshape(chosen, (ids.shape[0], hidden))
         vector = tower.layers.linear(tower.norm(chosen, "final_norm", None), "projection", None, config.dimension)
     return tower.finished([vector])
+
+
+def _embedded(tower: _Tower, c: VisionConfig, height: int, width: int) -> Any:
+    """Hidden states of the squares of pictures, and before them of the tokens that the tower has itself."""
+    layers, hidden, patch = tower.layers, c.tower.hidden, c.patch
+    file, rows, columns = layers.file, height // patch, width // patch
+    pixels = tower.graph.input("pixels", ("B", c.channels, height, width), DType.F32)
+    batch = pixels.shape[0]
+    with named_scope("embedding"):
+        cut = ops.reshape(pixels, (batch, c.channels, rows, patch, columns, patch))
+        squares = ops.reshape(
+            ops.transpose(cut, (0, 2, 4, 1, 3, 5)), (batch, rows * columns, c.channels * patch * patch)
+        )
+        x = layers.linear(squares, "patch", None, hidden)
+        places = layers.table(f"{file.name('positions')}.weight", (rows * columns + c.has_first, hidden))
+        if c.has_first:
+            first = ops.broadcast_to(
+                ops.reshape(layers.vector(f"{file.name('first')}.weight", hidden), (1, 1, hidden)), (batch, 1, hidden)
+            )
+            x = ops.concat([first, x], 1)
+        x = ops.add(x, places)
+        if c.registers:
+            more = layers.table(f"{file.name('registers')}.weight", (c.registers, hidden))
+            more = ops.broadcast_to(ops.expand_dims(more, 0), (batch, c.registers, hidden))
+            x = ops.concat([ops.narrow(x, 1, 0, 1), more, ops.narrow(x, 1, 1, rows * columns)], 1)
+        return tower.norm(x, "norm_before", None) if c.norm_before else x
 
 
 class _Tower:
