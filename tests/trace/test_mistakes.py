@@ -31,7 +31,10 @@ MISTAKES = {
         lambda: lax.scan(lambda c, x: c + x, 0.0, X),
         r"must return a pair \(carry, y\), it returns no pair, but f32\[3\]",
     ),
-    "scans of two lengths": (lambda: lax.scan(lambda c, x: (c, None), 0.0, (X, X.T)), "'xs.0' gives 2 steps"),
+    "scans of two lengths": (
+        lambda: lax.scan(lambda c, x: (c, None), 0.0, (X, X.T)),
+        "'xs.1' has 3 rows, but 'xs.0' has 2",
+    ),
     "text": (lambda: rnp.asarray(["a", "b"]), "arrays hold numbers and bools, not text"),
     "text in an expression": (lambda: rlx.jit(lambda x: x + "a")(1.0), "not text"),
     "a tangent of another shape": (

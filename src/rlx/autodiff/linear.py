@@ -108,8 +108,8 @@ def matching(tree: TreeDef, value: Any, what: str, shapes: Sequence[Shape], of: 
     for leaf, shape, path in zip(leaves, shapes, tree.paths()):
         if tuple(dims_of(leaf)) != shape.dims:
             place = f" at {path_text(path)!r}" if path else ""
-            got = f"the argument has shape {tuple(dims_of(leaf))}{place}"
-            raise AutodiffError(f"{what}: {got}; it must be that of {of}, {shape}")
+            given = f"the argument has shape {tuple(dims_of(leaf))}{place}"
+            raise AutodiffError(f"{what}: {given}; it must be that of {of}, {shape}")
     return [convert(leaf, shape.dtype) for leaf, shape in zip(leaves, shapes)]
 
 

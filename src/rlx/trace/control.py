@@ -83,16 +83,16 @@ def scan(
 
 
 def _scan_length(graph: Graph | None, specs: Sequence[Spec], tree: TreeDef, length: int | Dim | None) -> Size:
-    steps, source = length, "length"
+    steps, source = length, "length is"
     for spec, path in zip(specs, tree.paths()):
         place = named_path("xs", path)
         if not spec.dims:
             raise TraceError(f"scan: {place} is {spec.type}, it needs a leading axis to loop over")
         if steps is None:
-            steps, source = spec.dims[0], place
+            steps, source = spec.dims[0], f"{place} has"
         with collect_constraints(graph.constraints if graph is not None else []):
             if not require_equal(steps, spec.dims[0], "scan"):
-                raise TraceError(f"scan: {place} has {spec.dims[0]} rows, but {source} gives {steps} steps")
+                raise TraceError(f"scan: {place} has {spec.dims[0]} rows, but {source} {steps}")
     if steps is None:
         raise TraceError("scan: without xs the number of steps must be given as length=...")
     return steps
