@@ -63,7 +63,6 @@ MODULES = {
                 pmap remove_size_one_mesh_axis_from_type reshard set_mesh smap
             """,
             "`rlx.custom_vjp` says the same": "closure_convert fwd_and_bwd",
-            "`rlx.checkpoint` keeps what is named by its own arguments": "checkpoint_policies",
             "integers have zero derivatives of their own type; constants are folded without asking": """
                 ensure_compile_time_eval float0
             """,

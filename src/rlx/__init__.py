@@ -217,6 +217,8 @@ def _load(module: str) -> ModuleType:
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return _load(f"rlx.{name}")
+    if name == "checkpoint_policies":
+        return _load("rlx.autodiff.checkpoint_policies")
     if name.startswith("_"):
         _refuse(name)
     # Ops must be known before any graph is built, and the runtime before anything runs.
@@ -251,4 +253,5 @@ def __dir__() -> list[str]:
         if isinstance(value, FunctionType) and value.__module__.split(".")[2] in _SHOWN_OPS
     }
     shown = {n for n in functions - elsewhere if "backward" not in n and not n.startswith("scan_")}
-    return sorted({"__version__", "RlxError", "knobs", *_HOME, *_MODULES, *shown} - _UNSHOWN)
+    always = {"__version__", "RlxError", "checkpoint_policies", "knobs"}
+    return sorted({*always, *_HOME, *_MODULES, *shown} - _UNSHOWN)

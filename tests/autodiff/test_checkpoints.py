@@ -230,8 +230,62 @@ def test_checkpoint_as_decorator_with_static_arguments_and_closures():
 
 
 def test_arguments_of_jax():
-    """`prevent_cse` is a hint to XLA; a policy would have to be followed, so it is refused."""
+    """`prevent_cse` is a hint to XLA."""
     close = rlx.checkpoint(lambda x: x * x, prevent_cse=False)
     assert rlx.jit(rlx.grad(close), inline=True, keep_unused=True)(np.float32(3)) == 6
-    with pytest.raises(rlx.RlxError, match="policy= is not supported"):
-        rlx.checkpoint(lambda x: x, policy=lambda *_: True)
+
+
+def two_layers(w, x):
+    hidden = rlx.checkpoint_name(rnp.sin(x @ w), "hidden")
+    scores = rnp.einsum("bi,bj->bij", hidden, x)
+    return rnp.sum(rnp.cos(hidden @ w)) + rnp.sum(rnp.exp(scores @ scores.mT))
+
+
+POLICIES = rlx.checkpoint_policies
+BOTH = POLICIES.save_from_both_policies(POLICIES.dots_saveable, POLICIES.save_only_these_names("hidden"))
+
+
+# How many are not computed a second time: of sin(x @ w), of both products with w, and of that of scores.
+@pytest.mark.parametrize(
+    ("policy", "sines", "layers", "scores"),
+    [
+        (None, 0, 0, 0),
+        (POLICIES.nothing_saveable, 0, 0, 0),
+        (POLICIES.everything_saveable, 1, 2, 1),
+        (POLICIES.dots_saveable, 0, 2, 1),
+        (POLICIES.dots_with_no_batch_dims_saveable, 0, 2, 0),
+        (POLICIES.save_only_these_names("hidden", "other"), 1, 0, 0),
+        (POLICIES.save_any_names_but_these("hidden"), 0, 0, 0),
+        (POLICIES.save_anything_except_these_names("hidden"), 1, 2, 1),
+        (BOTH, 1, 2, 1),
+        (lambda op, *operands: op.mnemonic == "sin" and operands[0].dims == (3, 4), 1, 0, 0),
+    ],
+)
+def test_a_policy_says_what_is_kept(policy, sines, layers, scores):
+    w, x = rng.normal(size=(4, 4)), rng.normal(size=(3, 4))
+    kept = rlx.checkpoint(two_layers, policy=policy)
+    for a, b in zip(rlx.grad(kept, (0, 1))(w, x), rlx.grad(two_layers, (0, 1))(w, x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+    program, again = (rlx.make_graph(rlx.grad(f))(w, x) for f in (kept, rlx.checkpoint(two_layers)))
+    assert rlx.parse(str(program)) == program
+
+    def products(graph, dims):
+        own = sum(n.op.mnemonic == "matmul" and n.shapes[0].dims == dims for n in graph.nodes)
+        return own + sum(products(body, dims) for n in graph.nodes for body in n.op.bodies.values())
+
+    assert runs(again, "sin") - runs(program, "sin") == sines
+    assert products(again, (3, 4)) - products(program, (3, 4)) == layers
+    assert products(again, (3, 4, 4)) - products(program, (3, 4, 4)) == scores
+
+
+@pytest.mark.parametrize("policy", [POLICIES.dots_saveable, BOTH, POLICIES.everything_saveable])
+def test_derivatives_of_derivatives_with_a_policy(policy):
+    w, x = rng.normal(size=(4, 4)), rng.normal(size=(3, 4))
+    kept = rlx.checkpoint(two_layers, policy=policy)
+    wanted = rlx.hessian(lambda s: two_layers(s * w, x))(0.5)
+    np.testing.assert_allclose(rlx.hessian(lambda s: kept(s * w, x))(0.5), wanted, rtol=1e-10)
+    np.testing.assert_allclose(rlx.grad(rlx.grad(lambda s: kept(s * w, x)))(0.5), wanted, rtol=1e-10)
+    rows = rlx.vmap(rlx.grad(kept, 1), (None, 0))(w, x[:, None])
+    np.testing.assert_allclose(rows, rlx.vmap(rlx.grad(two_layers, 1), (None, 0))(w, x[:, None]), rtol=1e-12)
+    along = rlx.jvp(lambda w: kept(w, x), (w,), (w,))[1]
+    np.testing.assert_allclose(along, rlx.jvp(lambda w: two_layers(w, x), (w,), (w,))[1], rtol=1e-12)

@@ -208,3 +208,28 @@ def test_physics_informed_network_with_third_derivatives():
 
     slope = sum(np.sum(np.asarray(g) * d) for gs, ds in zip(gradients, direction) for g, d in zip(gs, ds))
     close(slope, (float(loss(moved(1e-5))) - float(loss(moved(-1e-5)))) / 2e-5, 1e-6)
+
+
+# Where a first derivative has a value by convention or by a limit, the second one is still that of the function.
+@pytest.mark.parametrize(
+    ("function", "at", "second"),
+    [
+        (lambda x: rnp.logaddexp(x, 0.0), 0.0, 0.25),
+        (rlx.nn.softplus, 0.0, 0.25),
+        (rlx.nn.log_sigmoid, 0.0, -0.25),
+        (lambda x: rnp.logaddexp2(x, 1.0), 1.0, math.log(2) / 4),
+        (lambda x: rlx.scipy.special.xlogy(x, x + 2.0), 0.0, 1.0),
+        (lambda x: rlx.scipy.special.xlog1py(x, x + 1.0), 0.0, 1.0),
+        # Of (2 + x)^x it is log(2)² + 2/2.
+        (lambda x: (2.0 + x) ** x, 0.0, math.log(2) ** 2 + 1),
+    ],
+)
+def test_second_derivatives_where_the_first_is_special(function, at, second):
+    at = np.float64(at)
+    found = [rlx.hessian(function)(at), rlx.grad(rlx.grad(function))(at), rlx.jacfwd(rlx.jacfwd(function))(at)]
+    np.testing.assert_allclose(found, second, rtol=1e-12)
+
+
+def test_third_derivative_of_lgamma():
+    for x, wanted in ((1.0, -2.404113806319188), (2.0, -0.4041138063191886), (5.0, -0.04878973224511449)):
+        np.testing.assert_allclose(rlx.grad(rlx.grad(rlx.grad(rlx.lgamma)))(np.float64(x)), wanted, rtol=1e-9)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+import rlx
 from rlx import nn
 from rlx.ir.graph import Graph
 from rlx.ir.interpret import interpret
@@ -136,3 +137,26 @@ def test_rope_tables():
     angle = np.arange(100)[:, None] / 2 * 10000.0 ** (-np.arange(4) / 4)
     np.testing.assert_allclose(cos, np.cos(angle), atol=4e-6)
     np.testing.assert_allclose(sin, np.sin(angle), atol=4e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "sees"),
+    [
+        ({"local_window_size": 2}, lambda b, i, j: abs(i - j) <= 2),
+        ({"local_window_size": (1, 0), "is_causal": True}, lambda b, i, j: i - 1 <= j <= i),
+        ({"key_value_seq_lengths": np.array([4, 5])}, lambda b, i, j: j < (4, 5)[b]),
+        (
+            {"query_seq_lengths": np.array([3, 6]), "key_value_seq_lengths": np.array([4, 6]), "is_causal": True},
+            lambda b, i, j: i < (3, 6)[b] and j < (4, 6)[b] and j <= i,
+        ),
+    ],
+)
+def test_attention_by_the_arguments_of_jax(options, sees):
+    q, k, v = (np.random.default_rng(n).standard_normal((2, 6, 3, 4)) for n in range(3))
+    mask = np.array([[[sees(b, i, j) for j in range(6)] for i in range(6)] for b in range(2)])[:, None]
+    scores = np.where(mask, np.einsum("bihd,bjhd->bhij", q, k) / 2, -np.inf)
+    shares = np.where(mask, np.exp(scores - np.max(scores, -1, keepdims=True, where=mask, initial=-1e9)), 0.0)
+    total = shares.sum(-1, keepdims=True)
+    wanted = np.einsum("bhij,bjhd->bihd", shares / np.where(total == 0, 1, total), v)
+    attend = rlx.jit(lambda q, k, v: nn.dot_product_attention(q, k, v, implementation="xla", **options))
+    np.testing.assert_allclose(attend(q, k, v), wanted, rtol=1e-10, atol=1e-12)

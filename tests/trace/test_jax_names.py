@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from scipy import signal, special
@@ -332,7 +333,7 @@ def test_more_of_lax():
     with pytest.raises(OpError, match="add up to 3"):
         lax.split(X, (1, 1), axis=1)
     np.testing.assert_array_equal(lax.mulhi(np.int32([2**30]), np.int32([8])), [2])
-    with pytest.raises(OpError, match="no float type of 9"):
+    with pytest.raises(OpError, match="f32 has up to 8 exponent and 23 mantissa bits, got 9 and 9"):
         lax.reduce_precision(X, 9, 9)
     groups = lax.ragged_dot(X, np.stack([np.eye(3, dtype="f4"), 2 * np.eye(3, dtype="f4")]), np.int32([1, 0]))
     np.testing.assert_array_equal(groups, [X[0], [0, 0, 0]])
@@ -451,3 +452,17 @@ def test_solvers_of_other_systems():
     np.testing.assert_allclose(rlx.jvp(root, (b,), (b,))[1], np.linalg.solve(matrix, b), rtol=1e-9)
     with pytest.raises(RlxError, match="needs a bound on the number of rounds"):
         gradient(richardson)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_to_few_digits(dtype):
+    """As float8_e5m2 of ml_dtypes has it, where that type has normal numbers."""
+    x = np.random.default_rng(0).standard_normal(400) * 10.0 ** np.linspace(-7, 7, 400)
+    x = np.concatenate([x, [0.0, -0.0, np.inf, -np.inf, np.nan, 1.125, 1.375, 57344.0, 61439.0, 61440.0]]).astype(dtype)
+    with np.errstate(all="ignore"):
+        wanted = x.astype(ml_dtypes.float8_e5m2).astype(dtype)
+    wanted = np.where(np.abs(wanted) < 2.0**-14, np.copysign(0.0, wanted), wanted)
+    rounded = rlx.jit(lambda x: lax.reduce_precision(x, 5, 2))
+    is_normal_or_far = (np.abs(x) < 2.0**-15) | ~(np.abs(x) < 2.0**-14)
+    np.testing.assert_array_equal(rounded(x)[is_normal_or_far], wanted[is_normal_or_far])
+    assert rlx.grad(lambda x: lax.reduce_precision(x, 4, 3) * x)(dtype(1.3)) == dtype(1.3) + dtype(1.25)

@@ -171,7 +171,7 @@ def test_scan_errors():
         scan(lambda c, x: c, 1.0, xs)
     with pytest.raises(TraceError, match="the number of steps must be given as length"):
         scan(lambda c, x: (c, None), 1.0)
-    with pytest.raises(TraceError, match=r"'xs.b' has 4 rows, but 'xs.a' is 3"):
+    with pytest.raises(TraceError, match=r"'xs.b' has 4 rows, but 'xs.a' has 3"):
         scan(lambda c, x: (c, None), 1.0, {"a": xs, "b": np.zeros(4)})
     with pytest.raises(TraceError, match=r"'xs' has 3 rows, but length is 5"):
         scan(lambda c, x: (c, None), 1.0, xs, length=5)

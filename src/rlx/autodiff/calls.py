@@ -148,6 +148,9 @@ def transformed(
 ) -> Function:
     """`build`, which adds a transformed call of `fn` to a program, as users call it: on tensors or on arrays."""
 
+    if not callable(fn):
+        raise AutodiffError(f"{name}: needs a function, got {_shown(fn)}; give it the function, not what it returned")
+
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = Arguments(fn, args, kwargs, None if select is None else select(args, kwargs))
@@ -159,6 +162,11 @@ def transformed(
 
     call.__name__ = f"{name}({getattr(fn, '__name__', type(fn).__name__)})"
     return call
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:60]}..."
 
 
 def _run_whole(build: Callable[[Graph, Arguments], Any], arguments: Arguments) -> Any:

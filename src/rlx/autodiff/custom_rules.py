@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlx.autodiff.calls import Arguments, Called, Function, is_array
+from rlx.autodiff.checkpoint_policies import Policy
 from rlx.autodiff.reverse import pull_back
 from rlx.errors import AutodiffError, TreeError
 from rlx.ir.graph import Graph
+from rlx.ir.leaves import Project
 from rlx.ir.shape import Shape
-from rlx.ir.tensor import Tensor, lift, target_graph
+from rlx.ir.tensor import Tensor, is_python_scalar, lift, target_graph
 from rlx.ops.control.bodies import build_body, input_types, output_types
 from rlx.ops.control.body_calls import BodyCall, KeepPrecision
 from rlx.ops.control.body_transforms import as_tuple, build_step, filled
@@ -347,19 +349,26 @@ def checkpoint(
     static_argnums: int | Iterable[int] = (),
     *,
     prevent_cse: bool = True,
-    policy: None = None,
+    policy: Policy | None = None,
 ) -> Any:
     """`fun`, whose intermediate values are not kept for reverse mode but computed again; also a decorator.
 
-    Static arguments are passed as they are. No compiler here undoes the recomputation, so that JAX's `prevent_cse` is
-    accepted and changes nothing.
+    A `policy` says which of them are kept after all: one of `rlx.checkpoint_policies`, or a function that is given an
+    op of the program and the types of its operands. Static arguments are passed as they are. No compiler here undoes
+    the recomputation, so that JAX's `prevent_cse` is accepted and changes nothing.
     """
-    if policy is not None:
-        raise AutodiffError(
-            "checkpoint: policy= is not supported; values that are to be kept stay outside: give checkpoint only the "
-            "functions whose values are to be computed again"
-        )
-    return _called_through(Checkpoint, fun, static_argnums)
+    return _called_through(lambda body: _saving(body, policy), fun, static_argnums)
+
+
+def _saving(body: Graph, policy: Policy | None) -> Checkpoint:
+    """The call of a program whose last outputs are what the policy keeps."""
+    if policy is None:
+        return Checkpoint(body)
+    values = [n for n in body.nodes if not n.is_leaf and len(n.shapes) == 1 and not isinstance(n.op, Project)]
+    kept = [n.id for n in values if policy(n.op, *map(body.shape, n.inputs))]
+    graph = body.copy()
+    graph.set_outputs([*body.outputs, *kept])
+    return Checkpoint(graph.freeze(), len(kept))
 
 
 def keep_precision(fun: Function | None = None, static_argnums: int | Iterable[int] = ()) -> Any:
@@ -371,10 +380,12 @@ def keep_precision(fun: Function | None = None, static_argnums: int | Iterable[i
     return _called_through(KeepPrecision, fun, static_argnums)
 
 
-def _called_through(kind: type[BodyCall], fun: Function | None, static_argnums: int | Iterable[int]) -> Any:
+def _called_through(
+    call_of: Callable[[Graph], BodyCall], fun: Function | None, static_argnums: int | Iterable[int]
+) -> Any:
     """`fun` as the body of one op; without it a decorator."""
     if fun is None:
-        return functools.partial(_called_through, kind, static_argnums=static_argnums)
+        return functools.partial(_called_through, call_of, static_argnums=static_argnums)
     statics = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
     function: Callable[..., Any] = fun
 
@@ -382,13 +393,20 @@ def _called_through(kind: type[BodyCall], fun: Function | None, static_argnums: 
     def call(*args: Any, **kwargs: Any) -> Any:
         selected = [i not in statics for i, a in enumerate(args) for _ in tree_leaves(a)]
         arguments = Arguments(function, args, kwargs, [*selected, *(False for _ in tree_leaves(kwargs))])
+        for leaf, name in zip(arguments.leaves, arguments.names):
+            if not is_array(leaf) and not is_python_scalar(leaf):
+                what = f"{arguments.name}: {name!r} is a {type(leaf).__name__}"
+                raise AutodiffError(
+                    f"{what}; arguments are arrays, numbers and trees of them. Mark others with static_argnums"
+                )
         graph = target_graph(arguments.leaves)
         if graph is None:
             return function(*args, **kwargs)
         with entered(graph):
             called = Called(function, arguments, graph)
-            results = as_tuple(kind(called.graph)(*called.operands))
-        return called.traced.out_tree.unflatten(results)
+            results = as_tuple(call_of(called.graph)(*called.operands))
+        tree = called.traced.out_tree
+        return tree.unflatten(results[: tree.num_leaves])
 
     return call
 

@@ -20,7 +20,7 @@ from rlx.ir.shape import Shape
 from rlx.ir.tensor import Tensor, building, target_graph
 from rlx.ops.control.body_transforms import filled, types
 from rlx.ops.define.operands import convert, dims_of
-from rlx.trace.pytree import TreeDef, tree_difference, tree_flatten
+from rlx.trace.pytree import TreeDef, path_text, tree_difference, tree_flatten
 from rlx.trace.tracing import entered
 
 
@@ -107,7 +107,9 @@ def matching(tree: TreeDef, value: Any, what: str, shapes: Sequence[Shape], of: 
         raise AutodiffError(f"{what}: the argument must have the structure of {of}; {difference}")
     for leaf, shape, path in zip(leaves, shapes, tree.paths()):
         if tuple(dims_of(leaf)) != shape.dims:
-            raise AutodiffError(f"{what}: the shape at {path} is {tuple(dims_of(leaf))}, {of} has {shape} there")
+            place = f" at {path_text(path)!r}" if path else ""
+            given = f"the argument has shape {tuple(dims_of(leaf))}{place}"
+            raise AutodiffError(f"{what}: {given}; it must be that of {of}, {shape}")
     return [convert(leaf, shape.dtype) for leaf, shape in zip(leaves, shapes)]
 
 

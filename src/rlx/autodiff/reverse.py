@@ -22,9 +22,21 @@ from rlx.ops.shape.movement import Narrow, concat
 
 
 class _Forward(Replay):
-    """Forward values; a function that saves residuals leaves the ops of its program behind, for second derivatives."""
+    """Forward values; a function that saves residuals leaves the ops of its program behind, for second derivatives.
+
+    What is computed for nodes whose values are `known` already is read by nothing."""
+
+    def __init__(self, graph: Graph, leaves: Mapping[NodeId, Tensor], known: Mapping[NodeId, Tensor]) -> None:
+        super().__init__(graph, leaves)
+        self.known = known
 
     def step(self, node: Node) -> Value:
+        value = self._computed(node)
+        if node.id in self.known:
+            self.values[node.id] = value = self.known[node.id]
+        return value
+
+    def _computed(self, node: Node) -> Value:
         if not (isinstance(node.op, CustomFn) and node.op.is_saving):
             return super().step(node)
         with self.into.originating(node.origin):
@@ -36,7 +48,13 @@ class _Forward(Replay):
 class Pullback:
     """The forward values of a graph in the program being built, ready to take cotangents of its outputs."""
 
-    def __init__(self, graph: Graph, leaves: Mapping[NodeId, Tensor], wrt: Sequence[NodeId]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        leaves: Mapping[NodeId, Tensor],
+        wrt: Sequence[NodeId],
+        known: Mapping[NodeId, Tensor] | None = None,
+    ) -> None:
         def relevant(g: Graph) -> set[NodeId]:
             return leading_to(g, g.outputs, depends_on(g, leaves_in(g, graph, wrt)))
 
@@ -44,7 +62,8 @@ class Pullback:
         self.graph = prepared.graph
         self.wrt = [prepared.id(i) for i in wrt]
         self.active = relevant(self.graph) | set(self.wrt)
-        self.replay = _Forward(self.graph, {prepared.id(i): t for i, t in leaves.items()})
+        values = {prepared.id(i): t for i, t in (known or {}).items()}
+        self.replay = _Forward(self.graph, {prepared.id(i): t for i, t in leaves.items()}, values)
         self.replay.run()
 
     @property
@@ -143,10 +162,15 @@ def _is_fixed(part: _Part) -> bool:
 
 
 def pull_back(
-    graph: Graph, leaves: Mapping[NodeId, Tensor], wrt: Sequence[NodeId], cotangents: Sequence[Tensor | None]
+    graph: Graph,
+    leaves: Mapping[NodeId, Tensor],
+    wrt: Sequence[NodeId],
+    cotangents: Sequence[Tensor | None],
+    known: Mapping[NodeId, Tensor] | None = None,
 ) -> list[Tensor | None]:
-    """Cotangents of the leaves `wrt` for cotangents of the outputs."""
-    return Pullback(graph, leaves, wrt).pull(cotangents)
+    """Cotangents of the leaves `wrt` for cotangents of the outputs; values of nodes that are `known` are not computed
+    again."""
+    return Pullback(graph, leaves, wrt, known).pull(cotangents)
 
 
 def apply_vjp(op: Op, wrt: Sequence[bool], ct: Any, value: Value, operands: Sequence[Any]) -> Sequence[Tensor | None]:

@@ -130,6 +130,10 @@ class DType(enum.Enum):
             return _default_float.complex
         found = _lookup(value)
         if found is None:
+            kind = getattr(value, "kind", "")
+            if kind in ("U", "S", "O"):
+                what = "objects" if kind == "O" else "text"
+                raise DTypeError(f"arrays hold numbers and bools, not {what} (dtype {value})")
             names = " ".join(d.value for d in DType)
             raise DTypeError(f"unknown dtype {value!r}{nearest(value, _BY_NAME)}; use one of: {names}")
         return found

@@ -47,6 +47,7 @@ from rlx.lax.named_arguments import map as map
 from rlx.lax.named_arguments import squeeze as squeeze
 from rlx.lax.named_arguments import top_k as top_k
 from rlx.lax.named_arguments import transpose as transpose
+from rlx.lax.rounding import reduce_precision as reduce_precision
 from rlx.lax.solving import custom_linear_solve as custom_linear_solve
 from rlx.lax.special import bessel_i0e as bessel_i0e
 from rlx.lax.special import bessel_i1e as bessel_i1e
@@ -200,20 +201,6 @@ def convert_element_type(operand: Any, new_dtype: DTypeLike) -> Any:
 def bitcast_convert_type(operand: Any, new_dtype: DTypeLike) -> Any:
     """The same bits as another dtype."""
     return ops.bitcast(operand, new_dtype)
-
-
-def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    """operand rounded to a float type of that many bits, in its own dtype."""
-    narrow = _FLOATS.get((exponent_bits, mantissa_bits))
-    if narrow is None:
-        raise OpError(
-            f"reduce_precision: there is no float type of {exponent_bits} exponent and {mantissa_bits} mantissa bits; "
-            f"use one of {', '.join(str(bits) for bits in _FLOATS)}"
-        )
-    return convert(convert(operand, narrow), dtype_of(operand))
-
-
-_FLOATS = {(8, 7): DType.BF16, (5, 10): DType.F16, (8, 23): DType.F32, (11, 52): DType.F64}
 
 
 def mulhi(x: Any, y: Any) -> Any:

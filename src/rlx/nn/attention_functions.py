@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -33,6 +34,10 @@ def dot_product_attention(
     kv_len: Any = None,
     positions: Any = None,
     layout: str = "bshd",
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
 ) -> Any:
     """softmax(scale·query·keyᵀ + bias, where mask)·value, per head. The scale is 1/√D unless given.
 
@@ -43,6 +48,10 @@ def dot_product_attention(
     `is_causal`: query i sees keys up to its position, `window`: only the last window + 1 of them. Query i stands at
     position i; in a cache, whose first `kv_len[b]` keys are filled, the queries are the last of these. `positions` says
     otherwise: [S] or [B, S].
+
+    By JAX's names: the first `query_seq_lengths[b]` queries and `key_value_seq_lengths[b]` keys of a sequence are not
+    padding, for which the result is 0; `local_window_size` is how far a query sees to the left and to the right.
+    `implementation` is accepted and changes nothing.
     """
     query, key, value = inexact(query, key, value)
     layout = AttentionLayout(layout)
@@ -58,14 +67,16 @@ def dot_product_attention(
     queries, keys = dims_of(query)[seq], dims_of(key)[seq]
     if positions is None and kv_len is None and queries != keys:
         positions = ops.iota((queries,))
-    visible = None if mask is None else ops.ne(operand(mask), 0)
+    limits = [None if mask is None else ops.ne(operand(mask), 0)]
+    limits += _lengths(queries, query_seq_lengths, -1), _lengths(keys, key_value_seq_lengths, -2)
+    limits.append(None if local_window_size is None else _near(queries, keys, local_window_size))
+    visible = functools.reduce(_both, limits)
     options: dict[str, Any] = {}
-    if (is_causal or window is not None) and bias is None and mask is None:
+    if (is_causal or window is not None) and bias is None and visible is None:
         kind = MaskKind.Causal if window is None else MaskKind.SlidingWindow
         options = {"mask_kind": kind, "window": window or 0, "positions": positions}
     elif is_causal or window is not None:
-        seen = _seen(queries, keys, positions, kv_len, window)
-        visible = seen if visible is None else ops.and_(visible, seen)
+        visible = _both(visible, _seen(queries, keys, positions, kv_len, window))
     if bias is not None:
         bias = convert(operand(bias), dtype_of(query))
         masked = bias if visible is None else ops.where(visible, bias, convert(-math.inf, dtype_of(query)))
@@ -76,6 +87,26 @@ def dot_product_attention(
         query, key, value, score_scale=scale, softcap=softcap, kv_len=kv_len, layout=layout, **options
     )
     return ops.squeeze(result, 0) if is_one_sequence else result
+
+
+def _both(a: Any, b: Any) -> Any:
+    """What two masks let through; None lets everything through."""
+    return a if b is None else b if a is None else ops.and_(a, b)
+
+
+def _lengths(size: Size, lengths: Any, axis: int) -> Any:
+    """Which positions are no padding: [B, 1, S, 1] (axis -1) or [B, 1, 1, T] (axis -2)."""
+    if lengths is None:
+        return None
+    is_there = ops.lt(ops.iota((size,)), ops.expand_dims(value(lengths), -1))
+    return ops.expand_dims(ops.expand_dims(is_there, axis), 1)
+
+
+def _near(queries: Size, keys: Size, sizes: int | tuple[int, int]) -> Any:
+    """Which keys are near enough to a query: [S, T]."""
+    left, right = (sizes, sizes) if isinstance(sizes, int) else sizes
+    row, column = ops.iota((queries, 1)), ops.iota((1, keys), axis=1)
+    return ops.and_(ops.ge(column, ops.sub(row, left)), ops.le(column, ops.add(row, right)))
 
 
 def _four_axes(x: Any) -> Any:

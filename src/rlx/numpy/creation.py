@@ -257,7 +257,7 @@ def arange(
 ) -> Any:
     """start, start + step, ... up to but without stop; one argument is the stop. Bounds may be symbolic sizes."""
     _check_device(device)
-    bounds = {"start": start, "stop": stop, "step": step}
+    bounds = {"start" if stop is not None else "the stop": start, "stop": stop, "step": step}
     for name, bound in bounds.items():
         if isinstance(bound, Tensor):
             raise OpError(

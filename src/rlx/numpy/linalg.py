@@ -101,6 +101,9 @@ def cholesky(x: Any, /, *, upper: bool = False, symmetrize_input: bool = True) -
     lower triangle of x is read, as NumPy does, and only that one has a gradient.
     """
     (x,) = inexact(x)
+    dims = dims_of(x)
+    if len(dims) < 2 or (isinstance(dims[-1], int) and isinstance(dims[-2], int) and dims[-1] != dims[-2]):
+        raise ShapeError(f"cholesky: needs square matrices in the last two axes, got shape {dims}")
     factor = ops.cholesky(_symmetrized(x) if symmetrize_input else x)
     return _adjoint(factor) if upper else factor
 

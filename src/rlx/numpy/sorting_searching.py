@@ -232,7 +232,7 @@ def _in_order(parts: Any, equal_nan: bool) -> tuple[Any, Any]:
 
 def _nothing_distinct(x: Any, parts: Any, size: int | None, fill_value: Any, axis: int | None) -> UniqueAllResult:
     """What an array without elements holds, in `size` places; parts without elements are all the same."""
-    found = min(1, dims_of(parts)[0])
+    found = 0 if dims_of(parts)[0] == 0 else 1
     size = found if size is None else size
     values = ops.full((size, *dims_of(parts)[1:]), 0 if fill_value is None else fill_value, dtype_of(x))
     zeros, inverse = ops.zeros((size,), DType.I32), ops.zeros(dims_of(parts)[:1], DType.I32)

@@ -142,7 +142,8 @@ def exprel(x: Any) -> Any:
 def xlogy(x: Any, y: Any) -> Any:
     """x·log(y), 0 where x is."""
     x, y = inexact(x, y)
-    nothing = ops.and_(ops.eq(x, 0.0), ops.eq(y, y))
+    # A finite logarithm stays, because it is the derivative by x.
+    nothing = ops.and_(ops.eq(x, 0.0), ops.or_(ops.le(y, 0.0), ops.eq(y, math.inf)))
     return ops.where(nothing, 0.0, x * ops.log(ops.where(nothing, 1.0, y)))
 
 
@@ -150,7 +151,7 @@ def xlogy(x: Any, y: Any) -> Any:
 def xlog1py(x: Any, y: Any) -> Any:
     """x·log(1 + y), 0 where x is."""
     x, y = inexact(x, y)
-    nothing = ops.and_(ops.eq(x, 0.0), ops.eq(y, y))
+    nothing = ops.and_(ops.eq(x, 0.0), ops.or_(ops.le(y, -1.0), ops.eq(y, math.inf)))
     return ops.where(nothing, 0.0, x * ops.log1p(ops.where(nothing, 0.0, y)))
 
 

@@ -83,16 +83,16 @@ def scan(
 
 
 def _scan_length(graph: Graph | None, specs: Sequence[Spec], tree: TreeDef, length: int | Dim | None) -> Size:
-    steps, source = length, "length"
+    steps, source = length, "length is"
     for spec, path in zip(specs, tree.paths()):
         place = named_path("xs", path)
         if not spec.dims:
             raise TraceError(f"scan: {place} is {spec.type}, it needs a leading axis to loop over")
         if steps is None:
-            steps, source = spec.dims[0], place
+            steps, source = spec.dims[0], f"{place} has"
         with collect_constraints(graph.constraints if graph is not None else []):
             if not require_equal(steps, spec.dims[0], "scan"):
-                raise TraceError(f"scan: {place} has {spec.dims[0]} rows, but {source} is {steps}")
+                raise TraceError(f"scan: {place} has {spec.dims[0]} rows, but {source} {steps}")
     if steps is None:
         raise TraceError("scan: without xs the number of steps must be given as length=...")
     return steps
@@ -110,7 +110,8 @@ def _scan_output(body: Traced) -> tuple[TreeDef, TreeDef]:
     """The structures of the carry and of y in what the function returns, which is a pair of them."""
     pair = body.out_tree.unflatten(range(body.out_tree.num_leaves))
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise TraceError(f"scan: {body.graph.name} must return a pair (carry, y), it returns {body.out_tree}")
+        got = ", ".join(str(t) for t in body.out_types)
+        raise TraceError(f"scan: {body.graph.name} must return a pair (carry, y), it returns no pair, but {got}")
     return tree_structure(pair[0]), tree_structure(pair[1])
 
 

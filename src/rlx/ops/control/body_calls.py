@@ -50,8 +50,12 @@ class BodyCall(TransformableBodyOp):
     def value_and_jvp(self, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Any, Any]:
         known = [t is not None for t in tangents]
         body, moved = pushed_program(self.body, types(primals), known)
-        results = as_tuple(self.replace(body=body)(*primals, *chosen(tangents, known)))
+        results = as_tuple(self.with_body(body)(*primals, *chosen(tangents, known)))
         return one_or_tuple(results[: len(moved)]), one_or_tuple(spread(results[len(moved) :], moved))
+
+    def with_body(self, body: Graph) -> BodyCall:
+        """A call of a program with other outputs."""
+        return type(self)(body)
 
     def batch(self, size: Size, operands: Sequence[Tensor], batched: Sequence[bool]) -> Any:
         def over_batch(x: list[Tensor]) -> list[Tensor]:

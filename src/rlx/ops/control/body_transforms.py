@@ -29,8 +29,8 @@ class Engines(NamedTuple):
     """The transforms of `rlx.autodiff`: forward mode, reverse mode and batching of a graph."""
 
     push_forward: Callable[[Graph, Leaves, Leaves], tuple[list[Tensor], list[Tensor | None]]]
-    # The cotangents of some leaves, for cotangents of the outputs.
-    pull_back: Callable[[Graph, Leaves, Sequence[NodeId], Sequence[Tensor | None]], list[Tensor | None]]
+    # The cotangents of some leaves, for cotangents of the outputs; the values of some nodes may be known.
+    pull_back: Callable[[Graph, Leaves, Sequence[NodeId], Sequence[Tensor | None], Leaves], list[Tensor | None]]
     batch: Callable[[Graph, Leaves, Collection[NodeId], Size, str | None], tuple[list[Tensor], list[bool]]]
 
 
@@ -72,12 +72,18 @@ def pushed_program(body: Graph, types: Sequence[Shape], known: Sequence[bool]) -
 
 
 def pull_body(
-    body: Graph, operands: Sequence[Tensor], wrt: Sequence[bool], cotangents: Sequence[Tensor | None]
+    body: Graph,
+    operands: Sequence[Tensor],
+    wrt: Sequence[bool],
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor] = (),
 ) -> list[Tensor | None]:
-    """One cotangent per operand for cotangents of the outputs; None is zero, also for operands not in `wrt`."""
+    """One cotangent per operand for cotangents of the outputs; None is zero, also for operands not in `wrt`. The last
+    outputs are `saved`, if these are given, and are not computed again."""
     ids = [n.id for n in body.inputs]
     chosen = [i for i, flag in zip(ids, wrt, strict=True) if flag]
-    found = iter(_engine().pull_back(body, dict(zip(ids, operands, strict=True)), chosen, cotangents))
+    known = dict(zip(body.outputs[len(body.outputs) - len(saved) :], saved))
+    found = iter(_engine().pull_back(body, dict(zip(ids, operands, strict=True)), chosen, cotangents, known))
     return [next(found) if flag else None for flag in wrt]
 
 
@@ -234,19 +240,21 @@ class VjpProgram(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def vjp_program(body: Graph, wrt: Flags, given: Flags) -> VjpProgram:
+def vjp_program(body: Graph, wrt: Flags, given: Flags, saved: int = 0) -> VjpProgram:
     """The derivative of `body` to the inputs in `wrt`, for cotangents of the `given` outputs.
 
-    The values of the body that it needs are computed again, without effects: those happen in the forward program.
+    The values of the body that it needs are computed again, without effects: those happen in the forward program. The
+    last `saved` outputs are not: the program takes them behind the inputs of the body.
     """
-    inputs = input_types(body)
-    cotangents = chosen(output_types(body), given)
+    inputs, outputs = input_types(body), output_types(body)
+    cotangents = chosen(outputs, given)
     found: list[bool] = []
 
-    def pull(operands: list[Tensor], cts: list[Tensor]) -> list[Tensor]:
-        results = pull_body(body, operands, wrt, spread(cts, given))
+    def pull(operands: list[Tensor], kept: list[Tensor], cts: list[Tensor]) -> list[Tensor]:
+        results = pull_body(body, operands, wrt, spread(cts, given), kept)
         found.extend(r is not None for r in results)
         return [r for r in results if r is not None]
 
-    graph = build_step(f"{body.name}_vjp", pull, ("x", inputs), ("ct", cotangents))
+    groups = (("x", inputs), ("saved", outputs[len(outputs) - saved :]), ("ct", cotangents))
+    graph = build_step(f"{body.name}_vjp", pull, *groups)
     return VjpProgram(*without_dead_code(graph), tuple(found))

@@ -1,5 +1,5 @@
-"""Trading time for memory: `Checkpoint`, a program that is run again in reverse mode, and `Barrier`, which keeps the
-second run from being merged with the first.
+"""Trading time for memory: `Checkpoint`, a program that is run again in reverse mode, `CheckpointName`, which names a
+value that it may keep, and `Barrier`, which keeps the second run from being merged with the first.
 """
 
 from __future__ import annotations
@@ -7,16 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlx.ir.graph import Graph
 from rlx.ir.op import Op, op
 from rlx.ir.shape import Shape, Size
 from rlx.ir.tensor import Tensor
 from rlx.ops.control.bodies import Array, one_or_tuple
 from rlx.ops.control.body_calls import BodyCall
 from rlx.ops.control.body_transforms import Flags, as_tuple, chosen, spread, vjp_program
-from rlx.ops.define.rules import put_batch_first
-from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.define.rules import batch_pointwise, put_batch_first
+from rlx.ops.define.samples import FLOATS, Sample, sample, spec
 
-__all__ = ["Barrier", "Checkpoint", "barrier"]
+__all__ = ["Barrier", "Checkpoint", "CheckpointName", "barrier", "checkpoint_name"]
 
 
 @op("barrier")
@@ -62,18 +63,59 @@ def barrier(*operands: Any) -> tuple[Any, ...]:
     return as_tuple(Barrier()(*operands))
 
 
+@op("checkpoint_name")
+class CheckpointName(Op):
+    """y = x, known to the policies of `rlx.checkpoint` by `label`. Any dtype."""
+
+    is_elementwise = True
+    precision_class = "elementwise"
+    linear_in = (0,)
+
+    label: str
+
+    def infer(self, x: Shape) -> Shape:
+        return x
+
+    def eval(self, x: Array) -> Array:
+        return x
+
+    def decompose(self, x: Any) -> Any:
+        return x
+
+    def vjp(self, ct: Any, y: Any, x: Any) -> Any:
+        return (ct,)
+
+    batch = batch_pointwise
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls("hidden"), spec(3, 4), dtypes=(*FLOATS, "i32", "bool", "c64"))
+        yield sample(cls("hidden"), spec("B", 0), B=2)
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """x, which `rlx.checkpoint_policies.save_only_these_names(name)` and its like keep for reverse mode."""
+    return CheckpointName(name)(x)
+
+
 @op("checkpoint")
 class Checkpoint(BodyCall):
-    """The outputs of `body`; in reverse mode its values are computed again instead of kept.
+    """The outputs of `body`; in reverse mode its values are computed again instead of kept, except for the last `saved`
+    outputs, which are there for this.
 
     From a Python function: `rlx.checkpoint`.
     """
 
+    saved: int = 0
+
     def vjp_wrt(self, wrt: Flags, ct: Any, y: Any, operands: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        cotangents = as_tuple(ct)
+        cotangents, outputs = as_tuple(ct), as_tuple(y)
         given = tuple(c is not None for c in cotangents)
-        program = vjp_program(self.body, wrt, given)
+        program = vjp_program(self.body, wrt, given, self.saved)
         # Behind the barrier, operands are only known when the cotangents are: the second run cannot come early.
-        arguments = [*operands, *chosen(cotangents, given)]
+        arguments = [*operands, *outputs[len(outputs) - self.saved :], *chosen(cotangents, given)]
         behind = spread(barrier(*chosen(arguments, program.used)), program.used) if any(program.used) else arguments
-        return program(behind[: len(operands)], behind[len(operands) :])
+        return program(behind, ())
+
+    def with_body(self, body: Graph) -> BodyCall:
+        return Checkpoint(body)

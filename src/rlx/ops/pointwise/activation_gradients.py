@@ -115,7 +115,8 @@ def _trigamma(m: _Functions, x: Any) -> Any:
     right = series + steps
     # The sine of the distance to the nearest integer has the same square, and no error far to the left.
     # floor, because its derivative is 0, where that of round is by definition 1.
-    sine = m.f("sin", math.pi * (x - m.f("floor", x + 0.5)))
+    # Right of ½ it is that of ½, because a pole that is not chosen would be NaN in the derivative.
+    sine = m.f("sin", math.pi * m.where(reflected, x - m.f("floor", x + 0.5), 0.5))
     return m.where(reflected, math.pi * math.pi / (sine * sine) - right, right)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rlx.ops.pointwise.arithmetic import BinaryOp, and_, copysign, div, eq, ge, gt, hypot, pow_, where
+from rlx.ops.pointwise.arithmetic import BinaryOp, and_, copysign, div, eq, ge, gt, hypot, ne, pow_, where
 from rlx.ops.pointwise.unary import log, neg, round_, sigmoid, stop_gradient
 
 # (t, a, b, y) -> t times the partial derivative of y = f(a, b).
@@ -34,8 +34,8 @@ def _hypot_leg(t: Any, leg: Any, y: Any) -> Any:
 
 
 def _pow_base(t: Any, a: Any, b: Any, y: Any) -> Any:
-    """b·a^(b-1), which for b = 0 is 0 even at a = 0."""
-    constant = eq(b, 0.0)
+    """b·a^(b-1), which for b = 0 is 0 even at a = 0; elsewhere the product stays, because it has a derivative by b."""
+    constant = and_(eq(a, 0.0), eq(b, 0.0))
     return t * where(constant, 0.0, b * pow_(a, where(constant, 1.0, b - 1.0)))
 
 
@@ -63,8 +63,10 @@ def _atan2_x(t: Any, y: Any, x: Any, angle: Any) -> Any:
 
 
 def _softmax_weight(a: Any, b: Any) -> Any:
-    """e^a / (e^a + e^b); ½ for equal infinities, which have no difference."""
-    return sigmoid(where(eq(a, b), 0.0, a - b))
+    """e^a / (e^a + e^b); ½ for equal infinities, which have no difference. Equal numbers have one: where their weights
+    were a constant, second derivatives would be 0."""
+    difference = a - b
+    return sigmoid(where(and_(eq(a, b), ne(difference, difference)), 0.0, difference))
 
 
 def _copysign_size(t: Any, a: Any, b: Any, y: Any) -> Any:

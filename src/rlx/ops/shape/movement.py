@@ -563,7 +563,17 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
     """Operands of one shape joined along a new axis."""
     if not xs:
         raise ShapeError("stack: needs at least one operand")
-    return concat([expand_dims(x, axis) for x in promote_operands(*xs)], axis)
+    parts = promote_operands(*xs)
+    other = next((x for x in parts if not _may_be_one(dims_of(x), dims_of(parts[0]))), None)
+    if other is not None:
+        first = Shape(dims_of(parts[0]), dtype_of(parts[0]))
+        raise ShapeError(f"stack: needs operands of one shape, got {first} and {first.with_dims(dims_of(other))}")
+    return concat([expand_dims(x, axis) for x in parts], axis)
+
+
+def _may_be_one(a: Dims, b: Dims) -> bool:
+    """Whether two shapes are equal, or may be when symbols have values."""
+    return len(a) == len(b) and all(m == n or isinstance(m, Dim) or isinstance(n, Dim) for m, n in zip(a, b))
 
 
 def split(x: Any, sections: int | Sequence[Size], axis: int = 0) -> list[Any]:

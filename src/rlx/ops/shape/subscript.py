@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.errors import OpError, OutOfRange
+from rlx.errors import OpError, OutOfRange, ShapeError
 from rlx.ir.dims import Dim, ceildiv, dim_max, dim_min, require_equal
 from rlx.ir.dtype import DType
-from rlx.ir.shape import Dims, Size, broadcast_dims
+from rlx.ir.shape import Dims, Shape, Size, broadcast_dims
 from rlx.ir.tensor import Tensor
 from rlx.ops.define.operands import common_dtype, convert, dims_of, dtype_of, recording, same_graph
 from rlx.ops.pointwise.arithmetic import add, lt, maximum, minimum, mul, where
@@ -352,6 +352,16 @@ class AtIndexer:
         return _Place(self.x, key)
 
 
+def _fitted(value: Any, part: Dims, kind: ScatterKind) -> Any:
+    """What is written, with the dims of the part of x that it is written to."""
+    try:
+        return broadcast_to(value, part)
+    except (OpError, ShapeError):
+        name = {ScatterKind.Set: "set"}.get(kind, str(kind.value))
+        what = f"{Shape(dims_of(value), dtype_of(value))} does not fit"
+        raise ShapeError(f"x.at[...].{name}: {what} into the selected part, whose shape is {part}") from None
+
+
 class _Place:
     """A part of a tensor. Values broadcast to the part and take the tensor's dtype.
 
@@ -485,7 +495,7 @@ class _Place:
     def _scattered(self, kind: ScatterKind, value: Any, mode: IndexMode) -> Any:
         with recording(self.x):
             plan = _planned(dims_of(self.x), self.key, None, mode)
-        value = broadcast_to(value, plan.result_dims)
+        value = _fitted(value, plan.result_dims, kind)
         if not plan.ids:
             new = value if kind is ScatterKind.Set else _COMBINE[kind](_view(self.x, plan), value)
             return _put_back(self.x, new, plan)
