@@ -301,6 +301,32 @@ def test_models_and_health(port):
     assert status == 404 and answer["error"]["message"] == "there is no model 'gpt-4'; there is tiny"
 
 
+def test_metrics(lm):
+    with running(Service("tiny", lm)) as port:
+        ask(port, "/v1/completions", {"prompt": "What is counted?", "max_tokens": 3, "temperature": 0})
+        lines = ["rlx_answers_running 1"]
+        while "rlx_answers_running 1" in lines:  # the last sequence is put away after its answer was given
+            lines = ask(port, "/metrics")[1].splitlines()
+    found = dict(line.split() for line in lines if not line.startswith("#"))
+    assert found["rlx_prompts_total"] == "1" and found["rlx_written_tokens_total"] == "3"
+    assert found["rlx_answers_running"] == found["rlx_answers_waiting"] == "0"
+    assert int(found["rlx_kept_cache_bytes"]) > 0 and all("# TYPE" in line for line in lines[::2])
+
+
+def test_tokens_of_texts(port, lm):
+    assert ask(port, "/tokenize", {"content": "ROMEO:"}) == (200, {"tokens": lm.tokenizer.encode("ROMEO:", False)})
+    assert ask(port, "/detokenize", {"tokens": lm.tokenizer.encode("ROMEO:")}) == (200, {"content": "ROMEO:"})
+    for path, body, message in (
+        ("/tokenize", {}, "content is needed"),
+        ("/tokenize", {"content": 7}, "content must be of the type str"),
+        ("/detokenize", {"tokens": ["a"]}, "must be a list of token ids"),
+        ("/detokenize", {"tokens": [10**9]}, "token ids of this model"),
+        ("/detokenize", {"text": []}, "there is no field 'text'"),
+    ):
+        status, answer = ask(port, path, body)
+        assert status == 400 and message in answer["error"]["message"]
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"enum": ["Romeo", "Juliet"]}, "age": {"type": "integer"}, "sings": {"type": "boolean"}},

@@ -86,6 +86,17 @@ def require_known(body: Document, is_chat: bool) -> None:
             raise RequestError(f"there is no field {name!r:.80}", name)
 
 
+def require_fields(body: Document, kinds: Mapping[str, type], needed: str) -> None:
+    """Refuse a request that has other fields than these, or not the one that is needed."""
+    for name, value in body.items():
+        if name not in kinds:
+            raise RequestError(f"there is no field {name!r:.80}", name)
+        if not isinstance(value, kinds[name]):
+            raise RequestError(f"{name} must be of the type {kinds[name].__name__}, got {value!r:.80}", name)
+    if needed not in body:
+        raise RequestError(f"{needed} is needed", needed)
+
+
 def require_embedding(body: Document) -> tuple[list[str], str]:
     """The texts of a request for vectors, and how these are written."""
     if unknown := [n for n in body if n not in {"input", "encoding_format", "dimensions", *_WITHOUT_EFFECT}]:
