@@ -211,6 +211,9 @@ def test_a_client_that_leaves_lets_its_answer_end(lm):
         ({"temperature": -1}, "temperature", None),
         ({"temperature": -1, "stream": True}, "temperature", None),
         ({"stop": 7}, "stop must be a text", "stop"),
+        ({"grammar": 7}, "grammar must be a text", "grammar"),
+        ({"grammar": "root ::= x"}, "the rule 'x' is used and not defined", None),
+        ({"grammar": 'root ::= "x"', "tools": [TOOL]}, "grammar beside tools", "grammar"),
         ({"logit_bias": {"a": 1}}, "logit_bias must have token ids", "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias must have token ids", "logit_bias"),
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.1}, "are the same; write one", "repeat_penalty"),
@@ -296,6 +299,32 @@ def test_models_and_health(port):
     assert entry["id"] == "tiny" and ask(port, "/v1/models/tiny") == (200, entry)
     status, answer = ask(port, "/v1/models/gpt-4")
     assert status == 404 and answer["error"]["message"] == "there is no model 'gpt-4'; there is tiny"
+
+
+def test_metrics(lm):
+    with running(Service("tiny", lm)) as port:
+        ask(port, "/v1/completions", {"prompt": "What is counted?", "max_tokens": 3, "temperature": 0})
+        lines = ["rlx_answers_running 1"]
+        while "rlx_answers_running 1" in lines:  # the last sequence is put away after its answer was given
+            lines = ask(port, "/metrics")[1].splitlines()
+    found = dict(line.split() for line in lines if not line.startswith("#"))
+    assert found["rlx_prompts_total"] == "1" and found["rlx_written_tokens_total"] == "3"
+    assert found["rlx_answers_running"] == found["rlx_answers_waiting"] == "0"
+    assert int(found["rlx_kept_cache_bytes"]) > 0 and all("# TYPE" in line for line in lines[::2])
+
+
+def test_tokens_of_texts(port, lm):
+    assert ask(port, "/tokenize", {"content": "ROMEO:"}) == (200, {"tokens": lm.tokenizer.encode("ROMEO:", False)})
+    assert ask(port, "/detokenize", {"tokens": lm.tokenizer.encode("ROMEO:")}) == (200, {"content": "ROMEO:"})
+    for path, body, message in (
+        ("/tokenize", {}, "content is needed"),
+        ("/tokenize", {"content": 7}, "content must be of the type str"),
+        ("/detokenize", {"tokens": ["a"]}, "must be a list of token ids"),
+        ("/detokenize", {"tokens": [10**9]}, "token ids of this model"),
+        ("/detokenize", {"text": []}, "there is no field 'text'"),
+    ):
+        status, answer = ask(port, path, body)
+        assert status == 400 and message in answer["error"]["message"]
 
 
 SCHEMA = {

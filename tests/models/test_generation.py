@@ -18,6 +18,7 @@ from rlx.models.generation import ContextLimitWarning, write
 from rlx.models.kv_cache import ContextOverflow, DecoderRunner, SequenceBatch
 from rlx.models.language_model import LanguageModel
 from rlx.models.sampling import SamplingOptions
+from rlx.models.token_losses import token_losses
 from rlx.models.writing_options import OPTIONS
 
 PROMPTS = ["Hello", "a much longer prompt than the others", "?"]
@@ -224,9 +225,9 @@ def test_perplexity_is_the_mean_of_log_probabilities(lm, monkeypatch):
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     picked = chances[np.arange(len(ids) - 1), ids[1:]]
     assert lm.perplexity(text) == pytest.approx(np.exp(-np.log(picked).mean()), rel=1e-5)
-    monkeypatch.setattr("rlx.models.language_model._LOSS_CHUNK", 7)
+    monkeypatch.setattr("rlx.models.token_losses._CHUNK", 7)
     assert lm.perplexity(text) == pytest.approx(np.exp(-np.log(picked).mean()), rel=1e-5)
-    halves = np.concatenate([lm._losses(ids[i : i + 20]) for i in range(0, len(ids), 20)])
+    halves = np.concatenate([token_losses(SequenceBatch(lm._runner), ids[i : i + 20]) for i in range(0, len(ids), 20)])
     assert lm.perplexity(text, context=20) == pytest.approx(np.exp(halves.mean()), rel=1e-6)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from models.tiny_models import LLAMA, language_model
+from rlx.ir.dtype import DType
 from rlx.models.joined_sequences import JoinedSequences
 from rlx.models.kept_sequences import KeptSequences
 from rlx.models.kv_cache import DecoderRunner, SequenceBatch
@@ -60,8 +61,10 @@ def all_at_once(calls):
     return found
 
 
-def test_answers_are_those_that_prompts_have_alone(lm):
+@pytest.mark.parametrize("kv_dtype", [DType.F32, DType.I8], ids=["f32", "q8"])
+def test_answers_are_those_that_prompts_have_alone(kv_dtype):
     """Requests of different options and lengths, which come and go at different times."""
+    lm = language_model(replace(LLAMA, context=2000), kv_dtype=kv_dtype)
     scheduler = Scheduler(lm, parallel=5)
     cases = [
         (f"{'prompt ' * (7 * i % 5)}number {i}", 5 + 13 * (i % 4), {"temperature": 0.8 * (i % 2), "seed": i})

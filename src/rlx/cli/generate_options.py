@@ -103,6 +103,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> 
         help="add this to the logit of a token, -inf for never; may be repeated",
     )
     parser.add_argument("--schema", type=Path, metavar="FILE", help="a JSON schema that the answer follows, in a file")
+    parser.add_argument(
+        "--grammar-file", type=Path, metavar="FILE", help="a grammar (GBNF) that the answer follows, in a file"
+    )
     add_draft_argument(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be repeated"
@@ -137,6 +140,8 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
     options["draft"] = load_draft(args, args.draft)
     options["logit_bias"] = dict(options["logit_bias"])
+    if args.grammar_file is not None:
+        options["grammar"] = read_text(None, args.grammar_file)
     if (file := options.get("schema")) is not None:
         options["schema"] = read_json_option(file, "a JSON schema")
     return options

@@ -149,6 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if path == "/health":
             self._send(HTTPStatus.OK, {"status": "ok"})
+        elif path == "/metrics":
+            self._send_bytes(HTTPStatus.OK, self.server.service.metrics().encode(), "text/plain; version=0.0.4")
         elif path == "/v1/models":
             self._send(HTTPStatus.OK, self.server.service.models())
         elif path.startswith("/v1/models/"):
@@ -274,9 +276,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, {"error": {"message": message, "type": kind, "param": field, "code": None}})
 
     def _send(self, status: HTTPStatus, document: Document) -> None:
-        content = json.dumps(document).encode()
+        self._send_bytes(status, json.dumps(document).encode(), "application/json")
+
+    def _send_bytes(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         if self.close_connection:
             self.send_header("Connection", "close")

@@ -31,6 +31,7 @@ from rlx.models.model_files import DecoderFiles, open_decoder
 from rlx.models.picture_tokens import PictureToken, plain_token
 from rlx.models.pull import find_model
 from rlx.models.sentence_modules import Prompts, vector_rules
+from rlx.models.token_losses import token_losses
 from rlx.models.weights import read_weights
 from rlx.models.writing_options import ReadOptions, WritingOptions, read_options, require_count, shows_options
 from rlx.runtime.session import Session
@@ -50,9 +51,6 @@ F32 = npt.NDArray[np.float32]
 Message = Mapping[str, Any]
 Texts = list[str] | tuple[str, ...]
 AdapterPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-# Positions whose logits, a whole vocabulary each, are held at the same time.
-_LOSS_CHUNK = 128
 
 
 def load(
@@ -331,9 +329,10 @@ class LanguageModel:
         wanted, style = read_tools(tools, tool_choice, parallel_tool_calls), self.call_style
         if wanted is None:
             return {"role": "assistant", "content": self.chat(messages, max_tokens, **options)}
-        if options.get("schema") is not None:
-            raise OpError("answer: a schema is for answers without tools")
-        read = read_options("answer", options)._replace(form=wanted.form(style))
+        read = read_options("answer", options)
+        if read.form is not None:
+            raise OpError("answer: schema and grammar are for answers without tools")
+        read = read._replace(form=wanted.form(style))
         ids = self.chat_ids(messages, wanted.definitions)
         [found] = drained(self._write("answer", [ids], max_tokens, {}, read=read))
         return read_message(style, found.text)
@@ -501,22 +500,8 @@ class LanguageModel:
         losses = []
         for start in range(0, len(ids), window):
             tell = (lambda done, start=start: progress(start + done, len(ids))) if progress is not None else None
-            losses.append(self._losses(ids[start : start + window], tell))
+            losses.append(token_losses(SequenceBatch(self._runner), ids[start : start + window], tell))
         return math.exp(float(np.concatenate(losses).mean()))
-
-    def _losses(self, ids: Sequence[int], tell: Callable[[int], None] | None = None) -> npt.NDArray[np.float64]:
-        """-log p of each token but the first; `tell` hears how many were read."""
-        batch, found = SequenceBatch(self._runner), []
-        for start in range(0, len(ids), _LOSS_CHUNK):
-            scores = batch.all_logits(ids[start : start + _LOSS_CHUNK]).astype(np.float64)
-            following = np.array(ids[start + 1 : start + 1 + len(scores)], np.int64)
-            scores = scores[: len(following)]
-            top = scores.max(axis=1, keepdims=True)
-            logs = np.log(np.exp(scores - top).sum(axis=1)) + top[:, 0]
-            found.append(logs - scores[np.arange(len(following)), following])
-            if tell is not None:
-                tell(min(start + _LOSS_CHUNK, len(ids)))
-        return np.concatenate(found)
 
     def _ids(self, caller: str, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -28,6 +28,7 @@ from rlx.models.openai_requests import (
     messages_of,
     prompts_of,
     require_embedding,
+    require_fields,
     require_known,
     token_limit,
     tools_of,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from rlx.models.generation import Completion, Steps
     from rlx.models.language_model import LanguageModel
     from rlx.models.text_encoder import TextEncoder
+    from rlx.models.tokenizer import Tokenizer
 
 __all__ = ["Document", "NotWanted", "RequestError", "Service"]
 
@@ -72,6 +74,8 @@ class Service:
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._complete,
             "/v1/embeddings": self._embed,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
         }
 
     @property
@@ -87,6 +91,26 @@ class Service:
         """The entry of one model; None where there is none of this name."""
         entries: list[Document] = self.models()["data"]
         return next((entry for entry in entries if entry["id"] == name), None)
+
+    def metrics(self) -> str:
+        """What was done so far and what goes on, as Prometheus reads it."""
+        lines = []
+        if self.scheduler is not None and self.lm is not None:
+            counts, (running, waiting) = self.scheduler.counts, self.scheduler.load
+            kept = self.lm.kept
+            for name, kind, value in (
+                ("prompts_total", "counter", counts.requests),
+                ("prompt_tokens_total", "counter", counts.prompt_tokens),
+                ("reused_prompt_tokens_total", "counter", counts.reused_tokens),
+                ("written_tokens_total", "counter", counts.written_tokens),
+                ("steps_total", "counter", counts.steps),
+                ("answers_running", "gauge", running),
+                ("answers_waiting", "gauge", waiting),
+                ("kept_sequences", "gauge", len(kept)),
+                ("kept_cache_bytes", "gauge", kept.size),
+            ):
+                lines += [f"# TYPE rlx_{name} {kind}", f"rlx_{name} {value}"]
+        return "".join(f"{line}\n" for line in lines)
 
     def answer(
         self, path: str, body: object, is_wanted: Callable[[], bool] = lambda: True
@@ -193,6 +217,25 @@ class Service:
                 yield form.usage(answers, each)
         finally:
             steps.close()
+
+    def _tokenize(self, body: Document, is_wanted: Callable[[], bool]) -> Document:
+        """The tokens of a text, as llama.cpp's server has it."""
+        require_fields(body, {"content": str, "add_special": bool}, "content")
+        tokenizer = self._tokenizer()
+        return {"tokens": tokenizer.encode(body["content"], add_special=body.get("add_special", False))}
+
+    def _detokenize(self, body: Document, is_wanted: Callable[[], bool]) -> Document:
+        require_fields(body, {"tokens": list}, "tokens")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in body["tokens"]):
+            raise RequestError("tokens must be a list of token ids", "tokens")
+        tokenizer = self._tokenizer()
+        return {"content": checked(lambda: tokenizer.decode(body["tokens"], skip_special=False), "tokens")}
+
+    def _tokenizer(self) -> Tokenizer:
+        model = self.lm or self.encoder
+        if model is None:
+            raise RequestError("there is no model")
+        return model.tokenizer
 
     def _embed(self, body: Document, is_wanted: Callable[[], bool]) -> Document:
         texts, how = require_embedding(body)

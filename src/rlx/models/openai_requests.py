@@ -46,7 +46,7 @@ _SAME = {"repeat_penalty": "repetition_penalty"}
 _INSTEAD = {"functions": "; write tools", "function_call": "; write tool_choice"}
 _WITHOUT_EFFECT = {"model", "user", "metadata", "store", "service_tier", "stream", "stream_options"}
 _WITHOUT_EFFECT |= {"reasoning_effort", "safety_identifier", "prompt_cache_key", "verbosity"}
-_OF_BOTH = {"max_tokens", "stop", "n", "response_format", "logprobs", "logit_bias"}
+_OF_BOTH = {"max_tokens", "stop", "n", "response_format", "logprobs", "logit_bias", "grammar"}
 _OF_CHAT = {
     "messages",
     "max_completion_tokens",
@@ -86,6 +86,17 @@ def require_known(body: Document, is_chat: bool) -> None:
             raise RequestError(f"there is no field {name!r:.80}", name)
 
 
+def require_fields(body: Document, kinds: Mapping[str, type], needed: str) -> None:
+    """Refuse a request that has other fields than these, or not the one that is needed."""
+    for name, value in body.items():
+        if name not in kinds:
+            raise RequestError(f"there is no field {name!r:.80}", name)
+        if not isinstance(value, kinds[name]):
+            raise RequestError(f"{name} must be of the type {kinds[name].__name__}, got {value!r:.80}", name)
+    if needed not in body:
+        raise RequestError(f"{needed} is needed", needed)
+
+
 def require_embedding(body: Document) -> tuple[list[str], str]:
     """The texts of a request for vectors, and how these are written."""
     if unknown := [n for n in body if n not in {"input", "encoding_format", "dimensions", *_WITHOUT_EFFECT}]:
@@ -117,6 +128,9 @@ def writing_options(body: Document) -> dict[str, Any]:
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise RequestError("stop must be a text or a list of texts", "stop")
     found["logit_bias"] = _bias(body.get("logit_bias", {}))
+    if not isinstance(body.get("grammar", ""), str):
+        raise RequestError("grammar must be a text in GBNF", "grammar")
+    found["grammar"] = body.get("grammar")
     return {**found, "stop": stops, "schema": _schema(body.get("response_format", {"type": "text"}))}
 
 
@@ -156,8 +170,10 @@ def tools_of(body: Document) -> Tools | None:
         tools = read_tools(body.get("tools", []), body.get("tool_choice", "auto"), several)
     except RlxError as error:
         raise RequestError(str(error), "tool_choice" if str(error).startswith("tool_choice") else "tools") from None
-    if tools is not None and _schema(body.get("response_format", {"type": "text"})) is not None:
-        raise RequestError("response_format beside tools is not supported; leave one of them out", "response_format")
+    has_schema = _schema(body.get("response_format", {"type": "text"})) is not None
+    if tools is not None and (has_schema or "grammar" in body):
+        name = "response_format" if has_schema else "grammar"
+        raise RequestError(f"{name} beside tools is not supported; leave one of them out", name)
     return tools
 
 

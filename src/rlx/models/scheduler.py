@@ -191,9 +191,9 @@ class Scheduler:
             self.counts.written_tokens += self._step_with_guesses(self._batch, first, first.draft, context)
         else:
             logits = self._batch.extend([job.writer.answer.token_ids[-1:] for job in self._running])
+            self.counts.written_tokens += len(self._running)
             for row, job in enumerate(self._running):
                 job.take(logits[row], self._batch.tokens[row], context)
-            self.counts.written_tokens += len(self._running)
         self.counts.steps += 1
         for row in reversed(range(len(self._running))):
             if self._running[row].is_over:
@@ -244,8 +244,8 @@ class Scheduler:
             copy.sequence.take_over(sequence, 0, len(job.ids))
         for one in (job, *job.copies):
             assert one.sequence is not None
-            one.take(logits, one.sequence.tokens[0], self._lm.config.context)
             self.counts.written_tokens += 1
+            one.take(logits, one.sequence.tokens[0], self._lm.config.context)
             if one.is_over:
                 self._lm.kept.keep(one.sequence)
             else:

@@ -36,6 +36,7 @@ class WritingOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     logprobs: int | None
     schema: Mapping[str, Any] | None
+    grammar: str | None
     draft: LanguageModel | Literal["prompt"] | None
 
 
@@ -59,6 +60,7 @@ OPTIONS: dict[str, Option] = {
     "stop": Option((), "a text, or several, at which an answer ends; it is not part of the answer"),
     "logprobs": Option(None, "keep the log probability of each token, and those of the K most probable ones"),
     "schema": Option(None, "a JSON schema that the answer follows; {'type': 'object'} for any JSON object"),
+    "grammar": Option(None, "a grammar in llama.cpp's notation (GBNF) that the answer follows"),
     "draft": Option(None, "guesses tokens that are then read together, which changes no answer: 'prompt', or a model"),
 }
 
@@ -69,7 +71,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("temp", "do_sample"), "temperature"),
     **dict.fromkeys(("repeat_penalty", "rep_pen"), "repetition_penalty"),
     **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "stop"),
-    **dict.fromkeys(("json_schema", "response_format", "grammar"), "schema"),
+    **dict.fromkeys(("json_schema", "response_format"), "schema"),
     **dict.fromkeys(("draft_model", "assistant_model", "prompt_lookup_num_tokens"), "draft"),
     "num_return_sequences": "n",
 }
@@ -95,17 +97,26 @@ def read_options(caller: str, given: Mapping[str, Any]) -> ReadOptions:
             hint = f"did you mean {near[0]}? " if near else ""
             raise OpError(f"{caller}: there is no option {name!r}; {hint}options are {', '.join(OPTIONS)}")
     options = {name: given.get(name, option.default) for name, option in OPTIONS.items()}
-    stop, logprobs, schema, draft = (options.pop(name) for name in ("stop", "logprobs", "schema", "draft"))
+    names = ("stop", "logprobs", "schema", "grammar", "draft")
+    stop, logprobs, schema, grammar, draft = (options.pop(name) for name in names)
     stops: list[str] = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, list | tuple) else [stop]
     if not all(isinstance(text, str) for text in stops):
         raise OpError(f"{caller}: stop must be a text or a list of texts, got {stop!r:.80}")
     if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int) or logprobs < 0):
         raise OpError(f"{caller}: logprobs must be a whole number from 0 on, got {logprobs!r:.80}")
-    return ReadOptions(SamplingOptions.of(caller, options), stops, logprobs, _form(caller, schema), draft)
+    return ReadOptions(SamplingOptions.of(caller, options), stops, logprobs, _form(caller, schema, grammar), draft)
 
 
-def _form(caller: str, schema: Any) -> Grammar | None:
-    """The grammar of a schema."""
+def _form(caller: str, schema: Any, grammar: Any) -> Grammar | None:
+    """The grammar of a schema, or one that is written as such."""
+    if grammar is not None:
+        if schema is not None:
+            raise OpError(f"{caller}: schema and grammar are two forms; give one of them")
+        if not isinstance(grammar, str):
+            raise OpError(f'{caller}: grammar must be a text such as \'root ::= "yes" | "no"\', got {grammar!r:.80}')
+        from rlx.models.gbnf import gbnf_grammar  # most answers are free
+
+        return gbnf_grammar(grammar)
     if schema is None:
         return None
     if not isinstance(schema, Mapping):
