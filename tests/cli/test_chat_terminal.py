@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import Namespace
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -173,6 +173,11 @@ def test_lines_can_be_edited_and_found_again(terminal, tmp_path):
     assert said == ["world", "world"]
 
 
+def given():
+    """What the command is given where nothing is said."""
+    return chat_command.add_parser(ArgumentParser().add_subparsers()).parse_args([])
+
+
 def test_the_first_answer_is_prepared_while_its_question_is_typed(monkeypatch, capfd):
     """What fails then is not told before somebody asks."""
     was_prepared = threading.Event()
@@ -192,7 +197,7 @@ def test_the_first_answer_is_prepared_while_its_question_is_typed(monkeypatch, c
         return next(typed)
 
     monkeypatch.setattr(chat_command, "_typed", wait_and_type)
-    chat_command.Conversation(Model(), Namespace(system=None, json=False, max_tokens=1, tools=None)).talk()
+    chat_command.Conversation(Model(), given()).talk()
     assert capfd.readouterr().err == "rlx chat: this tokenizer is broken\n"
 
 
@@ -210,5 +215,5 @@ def test_ctrl_c_before_the_first_word_forgets_the_question_and_not_the_chat(monk
 
     model, typed = Model(), iter(["question 1", "question 2", "/exit"])
     monkeypatch.setattr(chat_command, "_typed", lambda: next(typed))
-    chat_command.Conversation(model, Namespace(system=None, json=False, max_tokens=1, tools=None)).talk()
+    chat_command.Conversation(model, given()).talk()
     assert model.asked == 2 and capfd.readouterr().err.count("[the question is forgotten]") == 2
