@@ -173,6 +173,7 @@ if TYPE_CHECKING:
 # Names of the Rust RLX and of JAX that work here and are found in their own documents.
 _UNSHOWN = frozenset(
     {"CacheBuster", "CalibrationRecord", "HirOp", "MissReason", "MissedFusion", "Philox4x32", "Tick"}
+    | {"attention_kind_op", "fusion_passes_for_supported", "custom_op_packed", "pad_mode"}
     | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
     | {
         "block_until_ready",
