@@ -225,6 +225,10 @@ class KernelBuilder:
                 matched.append(self.splat(x, lanes) if x.type.lanes == 1 < lanes else x)
         return tuple(matched)
 
+    def computed(self, op: str, args: tuple[Value, ...]) -> Value | None:
+        """The result of an operation that an open block has computed."""
+        return self._known.get((op, args, None))
+
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         """Append `op` on exactly these operands, or find it already computed."""
         key = (op, args, attr)
