@@ -216,6 +216,8 @@ class KernelBuilder:
         types = [x.type for x in operands if isinstance(x, Value)]
         if not types:
             raise OpError(f"{op}: at least one operand must be a kernel value, got {operands}")
+        if len(types) == len(operands) and len({t.lanes for t in types}) == 1:
+            return tuple(operands)  # type: ignore[arg-type]  # all of them are values
         lanes = max([t.lanes for t in types])
         matched: list[Value] = []
         for x in operands:
