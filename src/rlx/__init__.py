@@ -15,12 +15,12 @@ Names are loaded on first use. What is not listed in `_HOME` is looked up among 
 
 from __future__ import annotations
 
-import gc
 import importlib
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlx import errors as errors
+from rlx.collector import collector_at_rest
 from rlx.errors import RlxError as RlxError
 
 # At once: importing the module later would put the module in the place of the object of the same name.
@@ -204,15 +204,8 @@ _UNSHOWN = frozenset(
 
 
 def _load(module: str) -> ModuleType:
-    """Import a module while the garbage collector rests: what modules define is no garbage, which it would look for
-    again and again."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_at_rest():
         return importlib.import_module(module)
-    finally:
-        if is_on:
-            gc.enable()
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.api import CompileOptions
+from rlx.collector import collector_at_rest
 from rlx.errors import OpError
 from rlx.foreign_names import no_attribute
 from rlx.ir.dtype import DType
@@ -105,7 +106,8 @@ def load(
         if device not in ("cpu", "xla"):
             raise OpError(f"load: a mesh is of devices of xla, and not of {device!r}")
         device, layout = "xla", mesh_layout(mesh, "load")
-    return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened, layout)
+    with collector_at_rest():
+        return LanguageModel(opened(), device, threads, KV_DTYPES[kv_dtype], activations, opened, layout)
 
 
 def compile_options(threads: int | None, activations: str) -> CompileOptions:
@@ -166,7 +168,8 @@ class LanguageModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        made: Tokenizer = self._make_tokenizer()
+        with collector_at_rest():
+            made: Tokenizer = self._make_tokenizer()
         # Vocabularies are often padded, and a model may write what the tokenizer has no name for.
         made.ids = max(made.ids, self.config.vocab)
         return made

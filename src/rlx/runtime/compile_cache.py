@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 from rlx.backends.api import CompileOptions, Executable, backend_for
+from rlx.collector import collector_at_rest
 from rlx.ir.graph import Graph
 from rlx.ir.leaves import Constant, Input, Param
 from rlx.ir.text.printed import printed
@@ -90,6 +91,10 @@ class ProgramCache:
 
     def get(self, graph: Graph, device: str, options: CompileOptions) -> Executable:
         """The executable of a graph, compiled unless it is here."""
+        with collector_at_rest():
+            return self._get(graph, device, options)
+
+    def _get(self, graph: Graph, device: str, options: CompileOptions) -> Executable:
         known, text = _describe(graph, device, options)
         with self._lock:
             found = self._kept.get(known.key)

@@ -1,17 +1,20 @@
 """LLVM IR text -> object code or assembly, by llvmlite. The only file that compiles, and the first use loads LLVM.
 
 No optimisation pipeline runs before code generation: kernels come unrolled, vectorised and free of repeated work, and
-the O3 pipeline doubled the compile time (45 -> 100 ms for a fused matmul) for 0 to 4 % of speed.
+the O3 pipeline doubled the compile time (45 -> 100 ms for a fused matmul) for 0 to 4 % of speed. Loop strength
+reduction is off for kernels whose addresses `llvm_addresses` orders.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 from rlx.errors import InternalError
-from rlx.kernels.emit.llvm_emit import emit_llvm
+from rlx.kernels.emit.llvm_emit import emit_llvm, orders_sums
 from rlx.kernels.emit.llvm_threads import with_threads
 from rlx.kernels.ir.loop_ir import Kernel
 from rlx.kernels.ir.verify import verify
@@ -23,25 +26,33 @@ from rlx.locks import fork_safe_lock
 
 def compile_object(kernel: Kernel, machine: Machine) -> bytes:
     """Relocatable object code. Several threads may ask at once."""
-    return with_threads(_llvm_machine(machine), _kernel_module(kernel, machine))
+    module = _kernel_module(kernel, machine)
+    with nullcontext() if orders_sums(machine) else _search_for_addresses():
+        return with_threads(_llvm_machine(machine), module)
 
 
 def compile_assembly(kernel: Kernel, machine: Machine) -> str:
     """Assembly text; for an NVIDIA target that is PTX."""
-    text: str = _llvm_machine(machine).emit_assembly(_kernel_module(kernel, machine))
+    module = _kernel_module(kernel, machine)
+    with nullcontext() if orders_sums(machine) else _search_for_addresses():
+        text: str = _llvm_machine(machine).emit_assembly(module)
     return text
 
 
 def compile_optimized_assembly(text: str, machine: Machine, what: str) -> str:
     """Assembly of LLVM IR that was written with variables on the stack and functions to be inlined: LLVM's own passes
     come first. `what` names it in errors."""
-    assembly: str = _llvm_machine(machine).emit_assembly(_optimized(text, machine, what, 3))
+    module = _optimized(text, machine, what, 3)
+    with _search_for_addresses():
+        assembly: str = _llvm_machine(machine).emit_assembly(module)
     return assembly
 
 
 def compile_optimized_object(text: str, machine: Machine, what: str) -> bytes:
     """Object code of the same, for chips on which code takes memory: little is unrolled."""
-    code: bytes = _llvm_machine(machine).emit_object(_optimized(text, machine, what, 2))
+    module = _optimized(text, machine, what, 2)
+    with _search_for_addresses():
+        code: bytes = _llvm_machine(machine).emit_object(module)
     return code
 
 
@@ -116,6 +127,23 @@ def create_jit(machine: Machine) -> Any:
     return binding.create_lljit_compiler(llvm_machine)
 
 
+_searching = fork_safe_lock()
+
+
+@contextmanager
+def _search_for_addresses() -> Iterator[None]:
+    """Inside, LLVM looks for better sums in the addresses of loops, which takes up to half of its time; elsewhere they
+    come as they should be. This is a setting of the process: what another thread compiles meanwhile takes longer."""
+    from llvmlite import binding
+
+    with _searching:
+        binding.set_option("rlx", "-disable-lsr=false")
+        try:
+            yield
+        finally:
+            binding.set_option("rlx", "-disable-lsr=true")
+
+
 _initializing = fork_safe_lock()
 
 
@@ -129,6 +157,7 @@ def _initialize(is_native: bool) -> None:
 def _initialize_once(is_native: bool) -> None:
     from llvmlite import binding
 
+    binding.set_option("rlx", "-disable-lsr=true")
     if is_native:
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()

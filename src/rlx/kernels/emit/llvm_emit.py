@@ -69,12 +69,19 @@ def emit_llvm(kernel: Kernel, machine: Machine) -> str:
     return _Emitter(kernel, machine).module()
 
 
+def orders_sums(machine: Machine) -> bool:
+    """Whether addresses are written as `AddressOps` does. WebAssembly adds literals for nothing only to what is known
+    not to wrap around, and the compilers of GPUs have their own ways."""
+    return not machine.is_gpu and not machine.triple.startswith("wasm")
+
+
 class _Emitter(ExchangeOps):
     def __init__(self, kernel: Kernel, machine: Machine) -> None:
         super().__init__()
         self.kernel = kernel
         self.machine = machine
         self.architecture = machine.triple.split("-")[0]
+        self.orders_sums = orders_sums(machine)
         self.globals: list[str] = []
         self.pointers: dict[Buffer, str] = {}
         # Masks of which the first lane alone is set, as is known here.
@@ -109,7 +116,7 @@ class _Emitter(ExchangeOps):
         attributes = f'nounwind "no-builtins" "prefer-vector-width"="{width}" "min-legal-vector-width"="{width}"'
         return [
             f"define dso_local void @{self.kernel.name}({params}) {attributes} {{",
-            *self.lines,
+            *self.written(),
             "}",
             *self.packed_entry(attributes),
         ]
@@ -146,7 +153,7 @@ class _Emitter(ExchangeOps):
             self.lines[1:1] = EARLY_LAUNCH
         return [
             f"define {convention} void @{self.kernel.name}({params}) nounwind {bound} {{",
-            *self.lines,
+            *self.written(),
             "}",
         ]
 
@@ -191,17 +198,23 @@ class _Emitter(ExchangeOps):
 
     def block(self, block: Block, is_end: bool = False) -> None:
         """Emit a block; `is_end` says that the kernel ends where the block does."""
+        self.open_block()
         for statement in block.statements:
             self.statement(statement, is_end and statement is block.statements[-1])
+        self.close_block()
 
     def statement(self, statement: Statement, is_last: bool) -> None:
         match statement:
+            case Let() if self.orders_sums and self.index_let(statement):
+                pass
             case Let():
                 self.names[statement.result] = self.let(statement)
+                self.define(statement.result)
                 if statement.op == "lane_mask" and isinstance(count := statement.args[0], Const) and count.literal == 1:
                     self.first_lanes.add(statement.result)
             case Load():
                 self.names[statement.result] = self.load(statement)
+                self.define(statement.result)
             case Store():
                 self.store(statement)
             case Prefetch(buffer, offset) if not self.machine.is_gpu:
@@ -235,6 +248,8 @@ class _Emitter(ExchangeOps):
 
     def address(self, buffer: Buffer, offset: Value, inbounds: str) -> str:
         element = self.memory_element(buffer.dtype)
+        if self.orders_sums:
+            return self.element_address(element, self.pointers[buffer], offset, inbounds)
         pointer = f"{self.pointer_type(buffer)} {self.pointers[buffer]}"
         return self.emit(f"getelementptr{inbounds} {element}, {pointer}, {self.typed(offset)}")
 
@@ -337,7 +352,7 @@ class _Emitter(ExchangeOps):
     def rotated(self, loop: For, start: str, stop: str, surely_runs: bool) -> None:
         """`if (start < stop) do { .. } while (index < stop)`: the form that optimisers want a loop in."""
         head, end = self.labels(loop.index.name, "end")
-        before = self.label
+        before, place = self.label, self.place()
         if surely_runs:
             self.lines.append(f"  br label %{head}")
         else:
@@ -348,7 +363,9 @@ class _Emitter(ExchangeOps):
         index = self.names[loop.index] = self.fresh()
         for carried in loop.carried:
             self.names[carried] = self.fresh()
+        self.begin_loop(loop, place)
         self.block(loop.body)
+        self.end_loop()
         latch = self.label
         following = self.emit(f"add nsw i64 {index}, {self.ref(loop.step)}")
         again = self.emit(f"icmp slt i64 {following}, {stop}")
@@ -370,6 +387,7 @@ class _Emitter(ExchangeOps):
             ways = [*skipped[position : position + 1], (yields[position], latch)]
             edges = ", ".join(f"[ {value}, %{label} ]" for value, label in ways)
             self.names[result] = self.emit(f"phi {llvm_type(result.type)} {edges}")
+            self.define(result)
 
     def branch(self, branch: If) -> None:
         then, other, end = self.labels("then", "else", "endif")
@@ -384,6 +402,7 @@ class _Emitter(ExchangeOps):
         for position, result in enumerate(branch.results):
             edges = ", ".join(f"[ {values[position]}, %{label} ]" for label, values in ways)
             self.names[result] = self.emit(f"phi {llvm_type(result.type)} {edges}")
+            self.define(result)
 
     def builtin(self, which: int) -> str:
         number = self.call(_GPU_BUILTINS[self.machine.gpu][which], "i32", [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.errors import BackendError
 from rlx.ir.dtype import DType
-from rlx.kernels.emit.llvm_ops import PureOps
+from rlx.kernels.emit.llvm_addresses import AddressOps
 from rlx.kernels.emit.llvm_text import llvm_type, mangled, vector_type
 from rlx.kernels.ir.groups import Exchange, Peers, WaveMma
 from rlx.kernels.ir.loop_ir import Let, Value
@@ -14,7 +14,7 @@ from rlx.kernels.machines import Machine
 _SUBGROUP = 32
 
 
-class ExchangeOps(PureOps):
+class ExchangeOps(AddressOps):
     """Appends instructions for `Exchange` and `WaveMma`."""
 
     machine: Machine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rlx.errors import InternalError
 from rlx.ir.dtype import DType
 from rlx.kernels.emit.llvm_text import ELEMENT, FunctionText, literal_text, llvm_type, mangled, vector_type, zero_text
-from rlx.kernels.ir.loop_ir import FLOATS, Let, Value, ValueType
+from rlx.kernels.ir.index_facts import ANYTHING, Fact, exactly
+from rlx.kernels.ir.loop_ir import FLOATS, Const, Let, Value, ValueType
 from rlx.kernels.ir.operations import COMPARISONS
 
 _INT_BINARY = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl"}
@@ -40,6 +41,8 @@ _SIGNED_DOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 _DOTS_OF_TWO = {lanes: f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}" for lanes in (4, 8, 16)}
 # Integers all of which an i32 holds.
 _NARROW = frozenset({DType.I8, DType.U8, DType.I16, DType.U16, DType.I32})
+# The largest number of lanes with 32 bits, and minus the smallest, or nearly so.
+_NARROW_LIMIT = 2**31 - 1
 # Lanes -> the x86 instruction that permutes them by a vector.
 _LOOKUPS = {16: "llvm.x86.avx512.permvar.sf.512", 8: "llvm.x86.avx2.permps"}
 # Architecture and bytes -> the instruction that picks bytes of a table of 16.
@@ -132,7 +135,7 @@ class PureOps(FunctionText):
             case "iota":
                 return self.iota(let.result.type)
             case "lane_mask":
-                return self.lane_mask(refs[0], let.result.lanes)
+                return self.lane_mask(args[0], let.result.lanes)
         raise InternalError(f"{op} on {source} reached the LLVM emitter; legalize expands it first")
 
     def byte_lookup(self, let: Let) -> str:
@@ -247,13 +250,21 @@ class PureOps(FunctionText):
         element = ELEMENT[kind.dtype]
         return f"<{', '.join(f'{element} {i}' for i in range(kind.lanes))}>" if kind.lanes > 1 else "0"
 
-    def lane_mask(self, count: str, lanes: int) -> str:
+    def fact(self, index: Value) -> Fact:
+        """What is known of an index."""
+        return exactly(int(index.literal)) if isinstance(index, Const) else ANYTHING
+
+    def lane_mask(self, count: Value, lanes: int) -> str:
+        number, fact = self.ref(count), self.fact(count)
         if lanes == 1:
-            return self.emit(f"icmp sgt i64 {count}, 0")
-        # Clamped first, so that the comparison can be on narrow lanes.
-        capped = self.intrinsic("smin", "i64", self.intrinsic("smax", "i64", count, "0"), str(lanes))
-        narrow = self.emit(f"trunc i64 {capped} to i32")
+            return self.emit(f"icmp sgt i64 {number}, 0")
+        # Clamped, unless it is known to fit, so that the comparison can be on narrow lanes.
+        if fact.low < -_NARROW_LIMIT:
+            number = self.intrinsic("smax", "i64", number, "0")
+        if fact.high > _NARROW_LIMIT:
+            number = self.intrinsic("smin", "i64", number, str(lanes))
+        narrow = self.emit(f"trunc i64 {number} to i32")
         kind = f"<{lanes} x i32>"
         one = self.emit(f"insertelement {kind} poison, i32 {narrow}, i32 0")
         every = self.emit(f"shufflevector {kind} {one}, {kind} poison, {kind} zeroinitializer")
-        return self.emit(f"icmp ugt {kind} {every}, {self.iota(ValueType(DType.I32, lanes))}")
+        return self.emit(f"icmp sgt {kind} {every}, {self.iota(ValueType(DType.I32, lanes))}")

@@ -50,7 +50,7 @@ def literal_text(dtype: DType, literal: Literal) -> str:
     return str(literal)
 
 
-def _constant(const: Const) -> str:
+def constant_text(const: Const) -> str:
     text = literal_text(const.dtype, const.literal)
     return text if const.lanes == 1 else f"splat ({ELEMENT[const.dtype]} {text})"
 
@@ -85,7 +85,7 @@ class FunctionText:
         self.label = label
 
     def ref(self, value: Value) -> str:
-        return _constant(value) if isinstance(value, Const) else self.names[value]
+        return constant_text(value) if isinstance(value, Const) else self.names[value]
 
     def typed(self, value: Value) -> str:
         return f"{llvm_type(value.type)} {self.ref(value)}"

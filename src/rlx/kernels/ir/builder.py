@@ -216,6 +216,8 @@ class KernelBuilder:
         types = [x.type for x in operands if isinstance(x, Value)]
         if not types:
             raise OpError(f"{op}: at least one operand must be a kernel value, got {operands}")
+        if len(types) == len(operands) and len({t.lanes for t in types}) == 1:
+            return tuple(operands)  # type: ignore[arg-type]  # all of them are values
         lanes = max([t.lanes for t in types])
         matched: list[Value] = []
         for x in operands:
@@ -224,6 +226,10 @@ class KernelBuilder:
             else:
                 matched.append(self.splat(x, lanes) if x.type.lanes == 1 < lanes else x)
         return tuple(matched)
+
+    def computed(self, op: str, args: tuple[Value, ...]) -> Value | None:
+        """The result of an operation that an open block has computed."""
+        return self._known.get((op, args, None))
 
     def pure(self, op: str, args: tuple[Value, ...], attr: Attr = None) -> Value:
         """Append `op` on exactly these operands, or find it already computed."""

@@ -53,7 +53,7 @@ class KnownIndices:
         if args[0].type == INDEX:
             if op in _ARITHMETIC:
                 x, y = args
-                return self._folded(op, x, y) or self._known(op, x, y) or self._appended(op, x, y)
+                return self._folded(op, x, y) or self._builder.computed(op, args) or self._arithmetic(op, x, y)
             return self._compared(op, *args) if op in _COMPARISONS else None
         return self._connected(op, args) if op in _CONNECTIVES and args[0].type == _TRUTH else None
 
@@ -72,10 +72,21 @@ class KnownIndices:
             return const(0, INDEX)
         return None
 
-    def _known(self, op: str, x: Value, y: Value) -> Value | None:
-        """What the facts say that it is; None where they do not."""
+    def _arithmetic(self, op: str, x: Value, y: Value) -> Value:
         a, b = self.fact(x), self.fact(y)
-        only = of_operation(op, a, b).only
+        fact = of_operation(op, a, b)
+        known = self._known(op, x, y, fact)
+        if known is not None:
+            return known
+        result = self._builder.pure(op, (x, y))
+        self._facts[result] = fact
+        if op == "div" and b.only is not None and b.only > 0 and a.multiple % b.only == 0:
+            self._quotients[result] = x, b.only
+        return result
+
+    def _known(self, op: str, x: Value, y: Value, fact: Fact) -> Value | None:
+        """What the facts say that it is; None where they do not."""
+        only = fact.only
         if only is not None:
             return self._builder.const(only, INDEX)
         if op in ("min", "max"):
@@ -83,18 +94,13 @@ class KnownIndices:
             if self.fact(lower).high <= self.fact(upper).low:
                 return x
             return y if self.fact(upper).high <= self.fact(lower).low else None
-        if op == "rem" and b.only is not None and a.is_below(b.only):
-            return x
-        whole, divisor = self._quotients.get(x, (None, None))
-        return whole if op == "mul" and divisor is not None and divisor == b.only else None
-
-    def _appended(self, op: str, x: Value, y: Value) -> Value:
-        result = self._builder.pure(op, (x, y))
-        a, b = self.fact(x), self.fact(y)
-        self._facts[result] = of_operation(op, a, b)
-        if op == "div" and b.only is not None and b.only > 0 and a.multiple % b.only == 0:
-            self._quotients[result] = x, b.only
-        return result
+        if op == "rem":
+            b = self.fact(y)
+            return x if b.only is not None and self.fact(x).is_below(b.only) else None
+        if op == "mul" and x in self._quotients:
+            whole, divisor = self._quotients[x]
+            return whole if divisor == self.fact(y).only else None
+        return None
 
     def _compared(self, op: str, x: Value, y: Value) -> Value:
         if x is y:
