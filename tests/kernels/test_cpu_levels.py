@@ -51,6 +51,12 @@ def test_levels_of_a_machine():
             lowered(here, wanted)
 
 
+def test_dot_products_of_shorter_vectors_need_their_own_encoding():
+    with pytest.raises(BackendError, match="RLX_CPU=avx2vnni"):
+        lowered(AVX512_BF16, "avx2vnni", {"avx512f", "avx512_vnni"})
+    assert lowered(AVX512_BF16, "avx2vnni", {"avx512f", "avx_vnni"}) == LEVELS["avx2vnni"]
+
+
 def test_another_system_keeps_its_own_triple():
     here = replace(AVX2, triple="x86_64-apple-darwin-elf")
     assert lowered(here, "sse4").triple == here.triple

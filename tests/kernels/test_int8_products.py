@@ -232,6 +232,28 @@ def test_the_largest_activations_and_codes_fit_into_pairs(name: str, digits: int
     np.testing.assert_allclose(found, given @ weights.T, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("target", MACHINES, ids=lambda machine: machine.name)
+@pytest.mark.parametrize("digits", [1, 2])
+def test_the_largest_codes_of_eight_bits(target: Machine, digits: int):
+    """Where two products of bytes are added in 16 bits, those of whole codes would not fit."""
+    n, k, m = 16, 256, 16
+    stored = np.zeros((n, k // 32, FORMATS["Q8_0"].bytes), np.uint8)
+    stored[..., :2] = np.float16(1.0).reshape(1).view(np.uint8)
+    stored[: n // 2, :, 2:], stored[n // 2 :, :, 2:] = 128, 127
+    panels = pack_rows(PANEL_FORMATS["Q8_0"], stored.reshape(n * k // 32, -1), n, k)
+    weights = FORMATS["Q8_0"].decode(stored.reshape(n * k // 32, -1)).reshape(n, k)
+    assert weights.min() == -128 and weights.max() == 127
+    signs = np.where(np.arange(m)[:, None] >> np.arange(4) & 1, -1, 1)
+    given = np.tile(signs, (1, k // 4)).astype(np.float32)
+    if digits == 2:
+        # Lower digits of -128 but for the largest number.
+        given[:, 1:] *= np.float32((256 * 126 - 128) / (256 * 127 + 127))
+    rows = Int8Blocks(QuantScheme.GgufQ8_0, digits).eval(given)
+    args = {"a": rows, "b": panels, "c": np.zeros((m, n), np.float32), "m": m}
+    found = ran_natively(block_product("Q8_0", target, n, k, digits), args, target)["c"]
+    np.testing.assert_allclose(found, given.astype(np.float64) @ weights.T, rtol=1e-5, atol=1e-2)
+
+
 @pytest.mark.parametrize("n", [1, 16, 40, 64])
 def test_rows_longer_than_a_step(n: int):
     k, target = 32 * 140, MACHINES[0]

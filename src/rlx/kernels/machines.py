@@ -302,6 +302,7 @@ AVX512_VNNI = replace(AVX512, name="avx512vnni", features=f"{AVX512.features},+a
 AVX512_BF16 = replace(
     AVX512_VNNI, name="avx512bf16", features=f"{AVX512_VNNI.features},+avx512bf16", dot2_lanes=(4, 8, 16)
 )
+AVX_VNNI_FLAGS = frozenset({"avx_vnni", "avxvnni"})
 AVX2_VNNI = replace(AVX2, name="avx2vnni", features="+avxvnni", dot4_lanes=(4, 8))
 NEON_DOT = replace(NEON, name="neon-dot", features="+dotprod", dot4_lanes=(4,), dot4_is_signed=True)
 NEON_I8MM = replace(NEON, name="neon-i8mm", features="+dotprod,+i8mm", dot4_lanes=(4,))
@@ -338,11 +339,14 @@ def machine_named(name: str) -> Machine:
 @cache
 def host() -> Machine:
     """The description of this machine, or of one with fewer instructions if the knob `cpu` says so. Found once."""
-    return detected() if knobs.cpu is None else lowered(detected(), knobs.cpu)
+    return detected() if knobs.cpu is None else lowered(detected(), knobs.cpu, _cpu_flags())
 
 
-def lowered(here: Machine, name: str) -> Machine:
-    """A machine as one of its family that has no more instructions."""
+def lowered(here: Machine, name: str, flags: Collection[str] = ()) -> Machine:
+    """A machine, whose CPU has some flags, as one of its family that has no more instructions."""
+    if here.cpu == AVX512.cpu and AVX_VNNI_FLAGS.intersection(flags):
+        # It has dot products for shorter vectors in another encoding, too, of which its own code makes no use.
+        here = replace(here, features=f"{here.features},{AVX2_VNNI.features}")
     family = here.triple.split("-")[0]
     levels = {n: replace(t, triple=here.triple) for n, t in LEVELS.items() if t.triple.startswith(f"{family}-")}
     fitting = {n: t for n, t in levels.items() if has_instructions(here, t)}
@@ -365,7 +369,7 @@ def detected() -> Machine:
             # AMD's have four units for vectors, of which two multiply; no other maker's have these instructions.
             return _on_this_system(replace(known, adds_beside_dots="sse4a" in flags))
         if {"avx2", "fma", "f16c", "bmi2"} <= flags:
-            return _on_this_system(AVX2_VNNI if flags & {"avx_vnni", "avxvnni"} else AVX2)
+            return _on_this_system(AVX2_VNNI if flags & AVX_VNNI_FLAGS else AVX2)
         return _on_this_system(SSE2)
     if family in ("aarch64", "arm64"):
         flags = _cpu_flags()

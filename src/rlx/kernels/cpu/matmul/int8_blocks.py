@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.byte_dots import byte_dots
+from rlx.kernels.cpu.byte_dots import Sum, byte_dots
 from rlx.kernels.cpu.int8_fields import InWords, TakenOut, int8_scratch
 from rlx.kernels.cpu.matmul.blocks import BlockShape, block_shape
 from rlx.kernels.cpu.matmul.matmul import MatmulMaker, Product, ResultBlock
@@ -291,7 +291,7 @@ class BlockCodesMaker(MatmulMaker):
         starts = [self.number(line, 1 + group, I32) for line in lines] * len(fours) if self.bias else zeros
         first = group * len(fours[0])
 
-        def added(sums: list[Value], number: int, digit: int) -> list[Value]:
+        def added(sums: list[Sum], number: int, digit: int) -> list[Sum]:
             at = (first + number) * WORD + digit * RECORD
             rows = [self.activations(line + at) for line in lines]
             pairs = [(columns[number], row) for columns in fours for row in rows]
