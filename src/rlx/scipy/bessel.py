@@ -11,36 +11,18 @@ from rlx import ops
 from rlx.errors import OpError
 from rlx.numpy.arguments import array_function, inexact, operand
 from rlx.numpy.grids import i0 as i0
-from rlx.numpy.grids import scaled_i0
+from rlx.numpy.grids import scaled_bessel
 from rlx.numpy.manipulation import broadcast_arrays
 from rlx.ops.define.operands import convert, dtype_of
 
 __all__ = ["bessel_jn", "i0", "i0e", "i1", "i1e", "sph_harm_y"]
 
 
-def _scaled_i1(x: Any) -> Any:
-    """e^-x·I1(x) for x >= 0."""
-    near, far = ops.minimum(x, 20.0), ops.maximum(x, 20.0)
-    # Σ (x/2)^(2k+1) / (k!·(k+1)!), whose terms are all positive.
-    half = 0.5 * near
-    term = total = half
-    for k in range(1, 45):
-        term = term * half * half / (k * (k + 1))
-        total = total + term
-    inside = ops.exp(-near) * total
-    # 1/√(2πx)·Σ (-1)^k·(4-1)(4-9).. / (k!·(8x)^k)
-    term = series = ops.ones_like(far)
-    for k in range(1, 28):
-        term = term * (-(4.0 - (2 * k - 1) ** 2) / (8.0 * k)) / far
-        series = series + term
-    return ops.where(ops.lt(x, 20.0), inside, series / ops.sqrt(2.0 * math.pi * far))
-
-
 @array_function
 def i0e(x: Any) -> Any:
     """e^-|x|·i0(x)."""
     (x,) = inexact(x)
-    return scaled_i0(ops.abs_(x))
+    return scaled_bessel(ops.abs_(x), 0)
 
 
 @array_function
@@ -48,7 +30,7 @@ def i1e(x: Any) -> Any:
     """e^-|x|·i1(x)."""
     (x,) = inexact(x)
     # The sign as a factor that is 1 at 0, where the slope is ½.
-    return ops.where(ops.lt(x, 0.0), -1.0, 1.0) * _scaled_i1(ops.where(ops.lt(x, 0.0), -x, x))
+    return ops.where(ops.lt(x, 0.0), -1.0, 1.0) * scaled_bessel(ops.where(ops.lt(x, 0.0), -x, x), 1)
 
 
 @array_function

@@ -46,8 +46,8 @@ _EXACT_QUOTIENT = 2.0**28
 
 
 def _remainder_by_fma(k: KernelBuilder, size: Value, divisor: Value, count: Value) -> Value:
-    """What is left of a number after so many divisors. A rounded quotient may be the whole number above it, of which the
-    remainder is negative: all these are exact."""
+    """What is left of a number after so many divisors. Where the quotient was rounded up to a whole number, that is
+    negative; all these are exact."""
     rest = k.fma(-count, divisor, size)
     return k.select(rest < 0.0, rest + divisor, rest)
 
