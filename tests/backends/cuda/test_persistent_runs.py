@@ -131,6 +131,7 @@ def test_several_steps_are_one_launch(stepping):
             {},
             "decode: one kernel for up to 8 sequences",
         ),
+        ("sm_120", "bf16", {}, "decode: one kernel for up to 8 sequences"),
         ("sm_90a", "f32", {}, "decode: a graph of kernels, not one kernel: its products are f32; load the model with"),
         ("sm_80", "bf16", {}, "decode: a graph of kernels, not one kernel: sm_80 has no engine"),
         ("sm_90a", "bf16", {"hidden": 20}, "not one kernel; 1 do not fit: products over"),
@@ -138,5 +139,5 @@ def test_several_steps_are_one_launch(stepping):
 )
 def test_the_report_says_how_steps_run(arch, activations, options, said):
     _, built, _ = decoder(layers=1, **options)
-    compiled = compile_with_options(built.graph, "cuda", compile_options(None, activations))
+    compiled = compile_with_options(built.graph, "cuda", compile_options(None, activations), arch)
     assert said in str(CudaExecutable.of(compiled, arch=arch).report)
