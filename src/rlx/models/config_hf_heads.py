@@ -30,9 +30,13 @@ def classifier_config_from_hf(fields: Mapping[str, Any]) -> EncoderConfig:
             f"supported: {', '.join(sorted(TEXT_HEADS))}"
         )
     f = HfFields(fields, config.family)
-    of_tokens = _is_of_tokens(f)
-    head = HeadConfig(_labels(f), of_tokens, several=f.text("problem_type", "") == "multi_label_classification")
-    return replace(config, head=_on_encoder(f, config, head))
+    return replace(config, head=_on_encoder(f, config, plain_head(f)))
+
+
+def plain_head(f: HfFields) -> HeadConfig:
+    """What is scored, and what of, without what a family does before that."""
+    several = f.text("problem_type", "") == "multi_label_classification"
+    return HeadConfig(_labels(f), _is_of_tokens(f), several=several)
 
 
 def head_names(config: EncoderConfig) -> dict[str, str]:

@@ -87,6 +87,7 @@ def build_decoder(
     places: ValuePlaces | None = None,
     cuts_rows: bool = False,
     reads_pictures: bool = False,
+    labels: int = 0,
 ) -> DecoderProgram:
     """The program of `config` on the weights of `file` and `adapters`, with caches of `kv_dtype`. With `gives_states`
     its first output is not the logits, but the hidden states f32[B,R,D] that logits are made of.
@@ -95,8 +96,8 @@ def build_decoder(
     where the values between layers lie in a program that is divided over devices. With `cuts_rows` the feed forward of
     the last layer computes only the rows that are asked for, as nothing behind it needs others: less work for long
     texts. Machines that run a decode step as one kernel want all layers alike. With `reads_pictures` rows of pictures
-    may stand in the place of words."""
-    return _Decoder(config, file, kv_dtype, adapters, places, cuts_rows, reads_pictures).build(gives_states)
+    may stand in the place of words. With `labels` the first output is the scores f32[B,R,labels] of a classifier."""
+    return _Decoder(config, file, kv_dtype, adapters, places, cuts_rows, reads_pictures).build(gives_states, labels)
 
 
 class _Decoder:
@@ -170,7 +171,7 @@ class _Decoder:
         cos, sin = (self.graph.input(f"{name}.{part}", ("C", rope.dims // 2), DType.F32) for part in ("cos", "sin"))
         return rope, cos, sin
 
-    def build(self, gives_states: bool = False) -> DecoderProgram:
+    def build(self, gives_states: bool = False, labels: int = 0) -> DecoderProgram:
         c = self.config
         with named_scope("embedding"):
             x = self._placed(self._embedded())
@@ -182,7 +183,10 @@ class _Decoder:
             if self.value_places is not None:
                 wanted = self.value_places.of_rows(wanted)
             states = self._norm(wanted, "final_norm", None) if c.final_norm else wanted
-            result = states if gives_states else self._logits(states)
+            if labels:
+                result, gives_states = self.layers.linear(states, "score", None, labels), True
+            else:
+                result = states if gives_states else self._logits(states)
             if self.value_places is not None:
                 result = self.value_places.of_result(result if gives_states else self.value_places.of_logits(result))
         head = f"{self.layers.file.name('head')}."

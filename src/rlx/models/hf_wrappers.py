@@ -1,7 +1,8 @@
 """Models that also see: Hugging Face directories in which a language model is one part of several.
 
 The language model is read as one of its own family. The parts for pictures are left out here; those that are known are
-read by `rlx.models.picture_prompts`. Positions of three axes (time, height, width) are those of one axis where there is nothing but text.
+read by `rlx.models.picture_prompts`. Positions of three axes (time, height, width) are those of one axis where there is
+nothing but text.
 """
 
 from __future__ import annotations

@@ -91,6 +91,12 @@ class DecoderRunner:
         # Where the program runs, so that they do not go there for each token.
         return tables if space is None else {name: DeviceArray(space.put(table)) for name, table in tables.items()}
 
+    def tables_for(self, length: int) -> dict[str, Any]:
+        """The tables of texts of this length that are read as a whole."""
+        places = 1 << length.bit_length()
+        limit = self.changes_at
+        return self._tables(places + 1 if limit is None or length > limit else min(places, limit) + 1)
+
     def places(self, caches: Sequence[Array]) -> int:
         """How many places caches have, the spare one included."""
         lengths = (cache.shape[2] for cache, has in zip(caches, self.has_places) if has)

@@ -70,7 +70,8 @@ def load_classifier(
     activations: str = "f32",
     mmap: bool = True,
 ) -> TextClassifier:
-    """A classifier, reranker or tagger from a Hugging Face directory, or a name that is pulled first.
+    """A classifier, reranker or tagger from a Hugging Face directory, or a name that is pulled first. Its texts may be
+    read by an encoder or by a language model.
 
     `weights` and `activations` are those of `rlx.load_encoder`."""
     from rlx.models.tokenizer import Tokenizer
@@ -78,7 +79,12 @@ def load_classifier(
     if activations not in ACTIVATIONS:
         raise OpError(f"load_classifier: activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}")
     path = find_directory(path_or_name, "a classifier")
-    config = classifier_config_from_hf(read_json(path / "config.json"))
+    fields = read_json(path / "config.json")
+    from rlx.models import decoder_classifier  # it is one of these itself
+
+    if decoder_classifier.is_decoder(fields):
+        return decoder_classifier.DecoderClassifier(path, device, threads, weights, activations, mmap)
+    config = classifier_config_from_hf(fields)
     source = weights_identity(path) if mmap else ""
     prefix = encoder_names.HF_ENCODER_PREFIX[config.family]
     file = hf_weights(open_weights(path, mmap), head_names(config), path.name, layers=config.layers, prefix=prefix)

@@ -111,6 +111,10 @@ class WeightFile:
         """The same file with other weights in the place of those of these names."""
         return WeightFile(self.what, self._names, {**self._weights, **weights})
 
+    def with_names(self, more: Mapping[str, str]) -> WeightFile:
+        """The same file with names for more roles."""
+        return WeightFile(self.what, {**self._names, **more}, self._weights)
+
     def get(self, name: str, dims: tuple[int, ...]) -> Weight:
         """The tensor called `name`, which must have these dims."""
         found = self._weights.get(name)
