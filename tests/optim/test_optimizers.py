@@ -25,6 +25,9 @@ ALL = {
     "adagrad": optim.adagrad(0.5),
     "adamax": optim.adamax(0.1),
     "radam": optim.radam(0.1),
+    "nadamw": optim.nadamw(0.1),
+    "adabelief": optim.adabelief(0.1),
+    "adadelta": optim.adadelta(3.0, eps=1e-4),
 }
 every = pytest.mark.parametrize("name", ALL)
 

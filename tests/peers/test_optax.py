@@ -134,6 +134,11 @@ OPTIMIZERS = {
     "adagrad from 0": (optim.adagrad(0.1, 0.0), optax.adagrad(0.1, 0.0)),
     "adamax": (optim.adamax(1e-2), optax.adamax(1e-2)),
     "radam": (optim.radam(1e-2), optax.radam(1e-2)),
+    "nadam by name": (optim.nadam(1e-2), optax.nadam(1e-2)),
+    "nadamw by name": (optim.nadamw(1e-2, weight_decay=0.1), optax.nadamw(1e-2, weight_decay=0.1)),
+    "adabelief": (optim.adabelief(1e-2), optax.adabelief(1e-2)),
+    "adabelief ahead": (optim.adabelief(1e-2, nesterov=True), optax.adabelief(1e-2, nesterov=True)),
+    "adadelta": (optim.adadelta(0.5, weight_decay=0.1), optax.adadelta(0.5, weight_decay=0.1)),
     "radam at once": (
         optim.radam(1e-2, b2=0.9, threshold=4.2, nesterov=True),
         optax.radam(1e-2, b2=0.9, threshold=4.2, nesterov=True),
@@ -156,6 +161,17 @@ SCHEDULES = {
     "constant": (optim.constant(0.3), optax.constant_schedule(0.3), 10),
     "linear": (optim.linear(0.1, 0.5, 7, 3), optax.linear_schedule(0.1, 0.5, 7, 3), 14),
     "polynomial": (optim.polynomial(0.1, 0.5, 2.5, 7), optax.polynomial_schedule(0.1, 0.5, 2.5, 7), 14),
+    "exponential": (optim.exponential(0.4, 3, 0.5, 2), optax.exponential_decay(0.4, 3, 0.5, 2), 14),
+    "exponential stairs": (
+        optim.exponential(0.4, 3, 0.5, 2, True, 0.15),
+        optax.exponential_decay(0.4, 3, 0.5, 2, True, 0.15),
+        14,
+    ),
+    "exponential up": (
+        optim.exponential(0.1, 3, 2.0, end=0.5),
+        optax.exponential_decay(0.1, 3, 2.0, end_value=0.5),
+        14,
+    ),
     "cosine": (optim.cosine(0.4, 9, 0.1), optax.cosine_decay_schedule(0.4, 9, 0.25), 14),
     "warm-up": (
         optim.warmup_cosine(0.4, 5, 20, 0.01, 0.02),

@@ -8,7 +8,19 @@ import rlx.numpy as rnp
 from rlx import tree
 from rlx.optim.transformation import GradientTransformation, number_in, stateful, zero_count
 
-__all__ = ["AdamState", "EmaState", "LionState", "TraceState", "ema", "scale_by_adam", "scale_by_lion", "trace"]
+__all__ = [
+    "AdaDeltaState",
+    "AdamState",
+    "EmaState",
+    "LionState",
+    "TraceState",
+    "ema",
+    "scale_by_adadelta",
+    "scale_by_adam",
+    "scale_by_belief",
+    "scale_by_lion",
+    "trace",
+]
 
 
 class TraceState(NamedTuple):
@@ -29,6 +41,13 @@ class LionState(NamedTuple):
     """The running mean of the gradient."""
 
     mu: Any
+
+
+class AdaDeltaState(NamedTuple):
+    """The running means of the squares of the gradient and of the update."""
+
+    e_g: Any
+    e_x: Any
 
 
 class EmaState(NamedTuple):
@@ -111,6 +130,44 @@ def scale_by_adam(
         return updates, AdamState(count, like(mu, state.mu), like(nu, state.nu))
 
     return stateful("scale_by_adam", AdamState, init, update)
+
+
+def scale_by_belief(
+    b1: float = 0.9, b2: float = 0.999, eps: float = 1e-16, eps_root: float = 1e-16, *, nesterov: bool = False
+) -> GradientTransformation:
+    """m/(√s + eps), s being the corrected running mean of (g - m)²: small where the gradient is as expected."""
+    for name, value in (("b1", b1), ("b2", b2)):
+        number_in("scale_by_belief", name, value, 0, 1)
+
+    def init(params: Any) -> AdamState:
+        return AdamState(zero_count(), zeros_like(params), zeros_like(params))
+
+    def update(gradients: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
+        count = state.count + 1
+        mu = running_mean(state.mu, gradients, b1)
+        surprise = tree.map(lambda g, m: rnp.square(g - m), gradients, mu)
+        nu = tree.map(lambda v: v + eps_root, running_mean(state.nu, surprise, b2))
+        m = with_lookahead(mu, gradients, b1, count) if nesterov else times(mu, correction(b1, count))
+        updates = tree.map(lambda m, v: m / (rnp.sqrt(v) + eps), m, times(nu, correction(b2, count)))
+        return updates, AdamState(count, like(mu, state.mu), like(nu, state.nu))
+
+    return stateful("scale_by_belief", AdamState, init, update)
+
+
+def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> GradientTransformation:
+    """The gradient times the ratio of the sizes of past updates and gradients, so that it needs no rate."""
+    number_in("scale_by_adadelta", "rho", rho, 0, 1)
+
+    def init(params: Any) -> AdaDeltaState:
+        return AdaDeltaState(zeros_like(params), zeros_like(params))
+
+    def update(gradients: Any, state: AdaDeltaState, params: Any = None) -> tuple[Any, AdaDeltaState]:
+        e_g = running_mean(state.e_g, tree.map(rnp.square, gradients), rho)
+        updates = tree.map(lambda g, v, x: rnp.sqrt(x + eps) / rnp.sqrt(v + eps) * g, gradients, e_g, state.e_x)
+        e_x = running_mean(state.e_x, tree.map(rnp.square, updates), rho)
+        return updates, AdaDeltaState(like(e_g, state.e_g), like(e_x, state.e_x))
+
+    return stateful("scale_by_adadelta", AdaDeltaState, init, update)
 
 
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99, mu_dtype: Any = None) -> GradientTransformation:

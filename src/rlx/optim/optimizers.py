@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rlx import tree
 from rlx.optim.combinators import chain, partition
 from rlx.optim.factored import scale_by_factored_rms
-from rlx.optim.moments import ema, scale_by_adam, scale_by_lion, trace
+from rlx.optim.moments import ema, scale_by_adadelta, scale_by_adam, scale_by_belief, scale_by_lion, trace
 from rlx.optim.orthogonal import QUINTIC, scale_by_muon, scale_by_shape
 from rlx.optim.transformation import (
     GradientTransformation,
@@ -26,7 +27,7 @@ from rlx.optim.transformation import (
     scale_by_trust_ratio,
 )
 
-__all__ = ["adafactor", "adam", "adamw", "lamb", "lion", "muon", "sgd"]
+__all__ = ["adabelief", "adadelta", "adafactor", "adam", "adamw", "lamb", "lion", "muon", "nadam", "nadamw", "sgd"]
 
 
 def sgd(
@@ -69,6 +70,40 @@ def adamw(
         scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
+    )
+
+
+nadam = partial(adam, nesterov=True)
+nadam.__doc__ = "Adam with Nesterov's momentum (Dozat 2016)."
+nadamw = partial(adamw, nesterov=True)
+nadamw.__doc__ = "AdamW with Nesterov's momentum."
+
+
+def adabelief(
+    learning_rate: Rate,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-16,
+    eps_root: float = 1e-16,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """Adam that takes long steps where gradients are as expected, and short ones elsewhere (Zhuang et al. 2020)."""
+    return chain(scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov), scale_by_learning_rate(learning_rate))
+
+
+def adadelta(
+    learning_rate: Rate | None = None,
+    rho: float = 0.9,
+    eps: float = 1e-6,
+    weight_decay: Rate = 0.0,
+    weight_decay_mask: Mask = None,
+) -> GradientTransformation:
+    """Steps as large as past ones were for such gradients (Zeiler 2012); the rate is 1 unless given."""
+    return chain(
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_adadelta(rho, eps),
+        scale_by_learning_rate(1.0 if learning_rate is None else learning_rate),
     )
 
 

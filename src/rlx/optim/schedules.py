@@ -25,6 +25,7 @@ __all__ = [
     "Schedule",
     "constant",
     "cosine",
+    "exponential",
     "join",
     "linear",
     "one_cycle",
@@ -79,6 +80,25 @@ def cosine(start: float, steps: int, end: float = 0.0) -> Schedule:
     def formula(step: Any) -> Any:
         share = rnp.minimum(step, float(steps)) / steps
         return end + (start - end) * 0.5 * (1.0 + rnp.cos(math.pi * share))
+
+    return _schedule(formula)
+
+
+def exponential(
+    start: float, steps: int, rate: float, begin: int = 0, staircase: bool = False, end: float | None = None
+) -> Schedule:
+    """`start` times `rate` for every `steps` updates after the first `begin` ones, at once with `staircase`; `end` is
+    where it stops."""
+    _require_steps("exponential", "steps", steps)
+    if rate <= 0:
+        raise OpError(f"exponential: rate must be positive, got {rate}")
+
+    def formula(step: Any) -> Any:
+        share = (step - begin) / steps
+        value = start * rate ** rnp.maximum(rnp.floor(share) if staircase else share, 0.0)
+        if end is None:
+            return value
+        return rnp.maximum(value, end) if rate < 1 else rnp.minimum(value, end)
 
     return _schedule(formula)
 

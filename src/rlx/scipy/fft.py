@@ -70,7 +70,8 @@ def _over(
     chosen = [*range(rank - len(s or ()), rank)] if chosen is None else [*chosen]
     if s is not None and len(s) != len(chosen):
         raise ShapeError(f"dctn: s gives {len(s)} sizes for {len(chosen)} axes")
-    for axis, size in zip(chosen, s or [None] * len(chosen)):
+    sizes: Sequence[int | None] = s or [None] * len(chosen)
+    for axis, size in zip(chosen, sizes):
         x = _along(x, kind, size, axis, norm, is_inverse)
     return x
 
@@ -87,7 +88,7 @@ def _along(x: Any, kind: int, n: int | None, axis: int, norm: str | None, is_inv
     axis = axis_of(axis, x, "dct")
     x = _sized(ops.moveaxis(x, axis, -1), n)
     kind = _INVERSE[kind] if is_inverse else kind
-    size = dims_of(x)[-1]
+    size = static_size(dims_of(x)[-1], "dct")
     if size < (2 if kind == 1 else 1):
         raise ShapeError(f"dct: type {kind} needs at least {2 if kind == 1 else 1} elements, got {size}")
     period = 2 * (size - 1 if kind == 1 else size)
@@ -114,7 +115,7 @@ def _sized(x: Any, n: int | None) -> Any:
 
 def _transformed(x: Any, kind: int) -> Any:
     """The transform without any factor, by a Fourier transform of twice the size."""
-    size = dims_of(x)[-1]
+    size = static_size(dims_of(x)[-1], "dct")
     if kind == 1:
         around = rnp.concatenate([x, rnp.flip(x[..., 1:-1], -1)], -1)
         return ops.real(rnp.fft.rfft(around))

@@ -58,7 +58,12 @@ def minimize(
         raise OpError(f"minimize: args is a tuple of what follows x, got {args!r}")
     if str(method).lower() != "bfgs":
         raise OpError(f"minimize: the method is 'BFGS', got {method!r}")
-    chosen = {"maxiter": None, "gtol": 1e-5 if tol is None else tol, "norm": np.inf, "line_search_maxiter": 30}
+    chosen: dict[str, Any] = {
+        "maxiter": None,
+        "gtol": 1e-5 if tol is None else tol,
+        "norm": np.inf,
+        "line_search_maxiter": 30,
+    }
     unknown = {*(options or {})} - {*chosen}
     if unknown:
         raise OpError(f"minimize: there is no option {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")

@@ -96,13 +96,13 @@ def stft(
     parts = _parts(window, nperseg, noverlap, nfft, static_size(dims_of(x)[-1], "stft"))
     half = parts.length // 2
     x = _extended(x, half, boundary)
-    samples = dims_of(x)[-1]
+    samples = _samples(x)
     if padded:
         x = _pad_behind(x, -(samples - parts.length) % parts.hop % parts.length)
     one_sided = return_onesided and not dtype_of(x).is_complex
     scale = np.sqrt(_scale(parts.values, fs, scaling))
     spectra = rnp.swapaxes(_transformed(x, parts, detrend, one_sided), -1, -2) * float(scale)
-    starts = np.arange(dims_of(spectra)[-1]) * parts.hop
+    starts = np.arange(_samples(spectra)) * parts.hop
     times = (starts + (parts.length / 2 if boundary is None else 0)) / fs
     if axis not in (-1, len(dims_of(x)) - 1):
         spectra = ops.moveaxis(spectra, -2, axis)
@@ -124,6 +124,10 @@ def _extended(x: Any, half: int, boundary: str | None) -> Any:
         return mirrored
     first, last = 2 * x[..., :1] - mirrored[..., :half], 2 * x[..., -1:] - mirrored[..., -half:]
     return rnp.concatenate([first, x, last], -1)
+
+
+def _samples(x: Any) -> int:
+    return static_size(dims_of(x)[-1], "spectra")
 
 
 def _pad_behind(x: Any, count: int) -> Any:
@@ -171,7 +175,7 @@ def istft(
     signal = total / np.where(weight > _SILENT, weight, 1.0).astype(real.numpy)
     half = parts.length // 2 if boundary else 0
     signal = signal[..., half : dims_of(signal)[-1] - half]
-    times = rnp.asarray(np.arange(dims_of(signal)[-1]) / fs, real)
+    times = rnp.asarray(np.arange(_samples(signal)) / fs, real)
     if time_axis != len(dims_of(spectra)) - 1:
         signal = ops.moveaxis(signal, -1, time_axis - (freq_axis < time_axis))
     return times, signal
@@ -197,8 +201,8 @@ def csd(
     itself = y is None or y is x
     x, y = (x, x) if itself else inexact(x, y)
     x, y = (ops.moveaxis(v, axis_of(axis, v, "csd"), -1) for v in (x, y))
-    longest = max(static_size(dims_of(v)[-1], "csd") for v in (x, y))
-    x, y = (_pad_behind(v, longest - dims_of(v)[-1]) for v in (x, y))
+    longest = max(_samples(x), _samples(y))
+    x, y = (_pad_behind(v, longest - _samples(v)) for v in (x, y))
     parts = _parts(window, nperseg, noverlap, nfft, longest)
     one_sided = return_onesided and not dtype_of(x).is_complex
     first = _transformed(x, parts, detrend, one_sided)
@@ -225,7 +229,7 @@ def _averaged(power: Any, average: str) -> Any:
         return rnp.mean(power, -2)
     if average != "median":
         raise OpError(f"average must be 'mean' or 'median', got {average!r}")
-    even = 2 * np.arange(1.0, (dims_of(power)[-2] - 1) // 2 + 1)
+    even = 2 * np.arange(1.0, (static_size(dims_of(power)[-2], "csd") - 1) // 2 + 1)
     bias = float(1 + np.sum(1.0 / (even + 1) - 1.0 / even))
     if not dtype_of(power).is_complex:
         return rnp.median(power, -2) / bias
