@@ -163,16 +163,15 @@ class SequenceBatch:
 
     @property
     def size(self) -> int:
-        """The bytes of the keys and values of all tokens."""
-        places = sum(map(len, self.tokens)) / max(len(self.tokens) * (self.capacity + 1), 1)
-        return int(places * sum(cache.nbytes for cache in self._caches))
+        """The bytes of the caches."""
+        return sum(cache.nbytes for cache in self._caches)
 
     def take_over(self, source: SequenceBatch, row: int, length: int, into: int = 0) -> None:
         """Go on with what a row of another batch has up to `length`, where this sequence has the same tokens so far."""
         begin, wanted = len(self.tokens[into]), source.tokens[row][:length]
         if begin >= length:
             return
-        self._reserve(length)
+        self.reserve(length)
         for new, old in zip(self._writable(), source._caches):
             new[into, :, begin:length] = self._runner.on_host(old)[row, :, begin:length]
         self.tokens[into] = wanted
@@ -218,7 +217,7 @@ class SequenceBatch:
         A row without new tokens has logits that mean nothing.
         """
         self._check(new)
-        self._reserve(max(len(old) + len(more) for old, more in zip(self.tokens, new)))
+        self.reserve(max(len(old) + len(more) for old, more in zip(self.tokens, new)))
         length = max(map(len, new))
         if length <= PREFILL_CHUNK:
             return self._logits_after(new)
@@ -239,7 +238,7 @@ class SequenceBatch:
     def all_logits(self, new: Sequence[int]) -> F32:
         """Append tokens to the only sequence: logits f32[len(new), V] after each of them; at most PREFILL_CHUNK."""
         self._check([new])
-        self._reserve(len(self.tokens[0]) + len(new))
+        self.reserve(len(self.tokens[0]) + len(new))
         return self._advance([new], np.arange(len(new), dtype=np.int32)[None])[0]
 
     def _check(self, new: Sequence[Sequence[int]]) -> None:
@@ -291,7 +290,7 @@ class SequenceBatch:
         token stays as it is. None, and nothing is done, where the host is as fast."""
         steps, runner = len(uniforms), self._runner
         self._check([[] if token is None else [token] * steps for token in first])
-        self._reserve(max(len(old) + steps * (token is not None) for old, token in zip(self.tokens, first)))
+        self.reserve(max(len(old) + steps * (token is not None) for old, token in zip(self.tokens, first)))
         spare = self._caches[0].shape[2] - 1
         fed = np.array([[token or 0] for token in first], np.int32)
         moves = np.array([token is not None for token in first], np.int32)
@@ -318,7 +317,7 @@ class SequenceBatch:
                 old += [token, *more[:-1]]
         return chosen
 
-    def _reserve(self, length: int) -> None:
+    def reserve(self, length: int) -> None:
         """Make room for sequences of this length."""
         if length <= self.capacity:
             return
