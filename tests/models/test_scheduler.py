@@ -128,6 +128,21 @@ def test_long_prompts_are_read_in_pieces_between_steps(lm, fed):
     assert all(b > a + 1 for a, b in itertools.pairwise(pieces))
 
 
+def test_short_answers_do_not_get_the_room_of_long_ones(lm, monkeypatch):
+    made, new_caches = [], DecoderRunner.new_caches
+
+    def noted(self, batch, capacity):
+        made.append((batch, capacity))
+        return new_caches(self, batch, capacity)
+
+    monkeypatch.setattr(DecoderRunner, "new_caches", noted)
+    prompts = ["very " * 220, "a", "b", "c" * 240]
+    scheduler = Scheduler(lm)
+    found = all_at_once([lambda p=p: write(scheduler, lm, p, 60) for p in prompts])
+    assert [a for answers in found for a in answers] == [lm.complete([p], 60)[0] for p in prompts]
+    assert max(rows for rows, _ in made) > 1 == max(rows for rows, capacity in made if capacity > 1024)
+
+
 def test_whoever_leaves_makes_room(lm):
     scheduler = Scheduler(lm, parallel=1)
     steps = scheduler.steps([lm.tokenizer.encode("x")], 1900, read_options("test", {"logit_bias": {257: -100}}))

@@ -15,7 +15,7 @@ class JoinedSequences(SequenceBatch):
     def join(self, sequence: SequenceBatch) -> None:
         """Copy a sequence behind the last row."""
         row, length = len(self.tokens), len(sequence.tokens[0])
-        self._reserve(length)
+        self.reserve(length)
         self._writable()
         if row == self._own[0].shape[0]:
             used, old = max(map(len, self.tokens)), self._caches

@@ -206,11 +206,8 @@ class SequenceBatch:
 
     @property
     def size(self) -> int:
-        """The bytes of the keys and values of all tokens."""
-        used = sum(map(len, self.tokens)) / max(len(self.tokens) * (self.capacity + 1), 1)
-        return int(
-            sum(cache.nbytes * (used if has else 1) for cache, has in zip(self._caches, self._runner.has_places))
-        )
+        """The bytes of the caches."""
+        return sum(cache.nbytes for cache in self._caches)
 
     def take_over(self, source: SequenceBatch, row: int, length: int, into: int = 0) -> None:
         """Go on with what a row of another batch has up to `length`, where this sequence has the same tokens so far.
@@ -220,7 +217,7 @@ class SequenceBatch:
         is_behind = row in source._ahead or length < len(source.tokens[row])
         if begin >= length or (self._runner.has_states and is_behind):
             return
-        self._reserve(length)
+        self.reserve(length)
         for new, old, part in zip(self._writable(), source._caches, self._runner.parts(begin, length)):
             new[into : into + 1][part] = self._runner.on_host(old)[row : row + 1][part]
         self.tokens[into] = wanted
@@ -273,7 +270,7 @@ class SequenceBatch:
         """
         self._check(new)
         self._go_back()
-        self._reserve(max(len(old) + len(more) for old, more in zip(self.tokens, new)))
+        self.reserve(max(len(old) + len(more) for old, more in zip(self.tokens, new)))
         length = max(map(len, new))
         if length <= PREFILL_CHUNK:
             return self._logits_after(new)
@@ -295,7 +292,7 @@ class SequenceBatch:
         """Append tokens to the only sequence: logits f32[len(new), V] after each of them; at most PREFILL_CHUNK."""
         self._check([new])
         self._go_back()
-        self._reserve(len(self.tokens[0]) + len(new))
+        self.reserve(len(self.tokens[0]) + len(new))
         return self._advance([new], np.arange(len(new), dtype=np.int32)[None])[0]
 
     def _check(self, new: Sequence[Sequence[int]]) -> None:
@@ -387,7 +384,7 @@ class SequenceBatch:
         steps, runner = len(uniforms), self._runner
         self._check([[] if token is None else [token] * steps for token in first])
         self._go_back()
-        self._reserve(max(len(old) + steps * (token is not None) for old, token in zip(self.tokens, first)))
+        self.reserve(max(len(old) + steps * (token is not None) for old, token in zip(self.tokens, first)))
         spare = self.capacity
         fed = np.array([[token or 0] for token in first], np.int32)
         moves = np.array([token is not None for token in first], np.int32)
@@ -414,7 +411,7 @@ class SequenceBatch:
                 old += [token, *more[:-1]]
         return chosen
 
-    def _reserve(self, length: int) -> None:
+    def reserve(self, length: int) -> None:
         """Make room for sequences of this length."""
         if length <= self.capacity:
             return

@@ -22,7 +22,7 @@ from rlx.models.drafts import Drafter, drafter_of
 from rlx.models.generation import Completion, Steps, Writer
 from rlx.models.joined_sequences import JoinedSequences
 from rlx.models.kept_sequences import shared_length
-from rlx.models.kv_cache import F32, PREFILL_CHUNK, SequenceBatch
+from rlx.models.kv_cache import F32, FIRST_CAPACITY, PREFILL_CHUNK, DecoderRunner, SequenceBatch
 from rlx.runtime.compiled_graph import CompiledGraph
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlx.models.writing_options import ReadOptions
 
 # Tokens of a prompt that are read between two steps of others.
-PIECE = 128
+PIECE = 64
 # Copying less than this from another sequence is not worth while.
 _LEAST_SHARED = 16
 # How often somebody who waits is asked whether the answer is still wanted.
@@ -74,6 +74,41 @@ class _Job:
         return self.writer.is_done or not self.is_wanted
 
 
+class _Group:
+    """Answers of about one length, written in one batch: its caches have the same room for all rows."""
+
+    def __init__(self, runner: DecoderRunner) -> None:
+        self._runner, self.jobs = runner, list[_Job]()
+        self.batch = SequenceBatch(runner)
+
+    def join(self, job: _Job, sequence: SequenceBatch) -> None:
+        if not self.jobs:
+            # Alone it stays where it is.
+            self.batch = sequence
+        else:
+            if not isinstance(self.batch, JoinedSequences):
+                alone, self.batch = self.batch, JoinedSequences(self._runner)
+                self.batch.join(alone)
+            self.batch.join(sequence)
+        self.jobs.append(job)
+
+    def leave(self, row: int) -> SequenceBatch:
+        """The sequence of a row, which goes; the last one takes its place."""
+        sequence = self.batch
+        if isinstance(self.batch, JoinedSequences):
+            sequence = SequenceBatch(self._runner)
+            sequence.take_over(self.batch, row, len(self.batch.tokens[row]))
+            self.batch.leave(row)
+        self.jobs[row] = self.jobs[-1]
+        self.jobs.pop()
+        return sequence
+
+
+def _room(length: int) -> int:
+    """How many places the caches of a sequence have that gets one more token."""
+    return max(FIRST_CAPACITY, 1 << (length + 1).bit_length())
+
+
 @dataclass
 class Counts:
     """What a scheduler has done so far."""
@@ -97,8 +132,9 @@ class Scheduler:
         self._is_on = False
         # Only the thread that works looks at these.
         self._reading: deque[_Job] = deque()
-        self._running: list[_Job] = []
-        self._batch: SequenceBatch | None = None
+        # By the room of their caches.
+        self._groups: dict[int, _Group] = {}
+        self._running = 0
 
     @staticmethod
     def serves(lm: LanguageModel) -> bool:
@@ -111,7 +147,7 @@ class Scheduler:
     @property
     def load(self) -> tuple[int, int]:
         """How many answers are worked on, and how many wait."""
-        return len(self._reading) + len(self._running), len(self._waiting)
+        return len(self._reading) + self._running, len(self._waiting)
 
     def steps(self, prompts: list[list[int]], max_tokens: int, read: ReadOptions, n: int = 1) -> Steps:
         """The texts that follow prompts, `n` of each, as they come."""
@@ -154,50 +190,55 @@ class Scheduler:
         while self._has_work():
             try:
                 self._drop_unwanted()
-                if self._running:
-                    self._step()
+                for group in [*self._groups.values()]:
+                    self._step(group)
                 if self._reading:
                     self._read_on()
             except BaseException as error:
                 # What the caches hold now nobody knows.
-                for job in (*self._running, *self._reading):
+                jobs = [job for group in self._groups.values() for job in group.jobs]
+                for job in (*jobs, *self._reading):
                     for one in (job, *job.copies):
                         one.fail(error)
-                self._running, self._batch = [], None
+                self._groups, self._running = {}, 0
                 self._reading.clear()
 
     def _has_work(self) -> bool:
         with self._lock:
-            while self._waiting and len(self._reading) + len(self._running) < self.parallel:
+            while self._waiting and len(self._reading) + self._running < self.parallel:
                 self._reading.append(self._waiting.popleft())
                 self.counts.requests += 1
             self._is_on = bool(self._reading or self._running)
             return self._is_on
 
     def _drop_unwanted(self) -> None:
-        for row in reversed(range(len(self._running))):
-            if not self._running[row].is_wanted:
-                self._leave(row)
+        for room, group in [*self._groups.items()]:
+            for row in reversed(range(len(group.jobs))):
+                if not group.jobs[row].is_wanted:
+                    self._lm.kept.keep(self._leave(room, group, row))
         for job in [job for job in self._reading if not any(one.is_wanted for one in (job, *job.copies))]:
             self._reading.remove(job)
             if job.sequence is not None:
                 self._lm.kept.keep(job.sequence)
 
-    def _step(self) -> None:
-        """One token for every sequence; for the only one those, too, that were guessed."""
-        assert self._batch is not None
-        first, context = self._running[0], self._lm.config.context
-        if len(self._running) == 1 and first.draft is not None:
-            self.counts.written_tokens += self._step_with_guesses(self._batch, first, first.draft, context)
+    def _step(self, group: _Group) -> None:
+        """One token for every sequence of a group; for the only one there is those, too, that were guessed."""
+        jobs, batch, context = group.jobs, group.batch, self._lm.config.context
+        if self._running == 1 and jobs[0].draft is not None:
+            self.counts.written_tokens += self._step_with_guesses(batch, jobs[0], jobs[0].draft, context)
         else:
-            logits = self._batch.extend([job.writer.answer.token_ids[-1:] for job in self._running])
-            self.counts.written_tokens += len(self._running)
-            for row, job in enumerate(self._running):
-                job.take(logits[row], self._batch.tokens[row], context)
+            logits = batch.extend([job.writer.answer.token_ids[-1:] for job in jobs])
+            self.counts.written_tokens += len(jobs)
+            for row, job in enumerate(jobs):
+                job.take(logits[row], batch.tokens[row], context)
         self.counts.steps += 1
-        for row in reversed(range(len(self._running))):
-            if self._running[row].is_over:
-                self._leave(row)
+        [room] = [room for room, one in self._groups.items() if one is group]
+        for row in reversed(range(len(jobs))):
+            job = jobs[row]
+            if job.is_over:
+                self._lm.kept.keep(self._leave(room, group, row))
+            elif _room(len(batch.tokens[row])) > room:
+                self._join(job, self._leave(room, group, row))
 
     @staticmethod
     def _step_with_guesses(batch: SequenceBatch, job: _Job, draft: Drafter, context: int) -> int:
@@ -216,9 +257,11 @@ class Scheduler:
             job.sequence = self._lm.kept.take(job.ids)
             self.counts.prompt_tokens += len(job.ids)
             self.counts.reused_tokens += len(job.sequence.tokens[0])
+            # At once, and not piece by piece.
+            job.sequence.reserve(len(job.ids) + 1)
         self._share(job, job.sequence)
         known = len(job.sequence.tokens[0])
-        size = PIECE if self._running or self._reading else PREFILL_CHUNK
+        size = PIECE if self._groups or self._reading else PREFILL_CHUNK
         self._reading.append(job)
         logits = job.sequence.extend([job.ids[known : known + size]])
         if known + size >= len(job.ids):
@@ -227,7 +270,7 @@ class Scheduler:
 
     def _share(self, job: _Job, sequence: SequenceBatch) -> None:
         """Copy what another sequence has already of what this prompt goes on with."""
-        there = [] if self._batch is None else [(self._batch, row) for row in range(len(self._running))]
+        there = [(group.batch, row) for group in self._groups.values() for row in range(len(group.jobs))]
         there += [(other.sequence, 0) for other in self._reading if other.sequence is not None]
         known = len(sequence.tokens[0])
         for other, row in there:
@@ -253,29 +296,14 @@ class Scheduler:
         job.copies = []
 
     def _join(self, job: _Job, sequence: SequenceBatch) -> None:
-        if not self._running:
-            # Alone it stays where it is.
-            self._batch = sequence
-        else:
-            assert self._batch is not None
-            if not isinstance(self._batch, JoinedSequences):
-                alone, self._batch = self._batch, JoinedSequences(self._lm._runner)
-                self._batch.join(alone)
-            self._batch.join(sequence)
+        room = _room(len(sequence.tokens[0]))
+        self._groups.setdefault(room, _Group(self._lm._runner)).join(job, sequence)
         job.sequence = None
-        self._running.append(job)
+        self._running += 1
 
-    def _leave(self, row: int) -> None:
-        """Keep a sequence that is complete; the last one takes its place."""
-        assert self._batch is not None
-        if isinstance(self._batch, JoinedSequences):
-            sequence = SequenceBatch(self._lm._runner)
-            sequence.take_over(self._batch, row, len(self._batch.tokens[row]))
-            self._lm.kept.keep(sequence)
-            self._batch.leave(row)
-        else:
-            self._lm.kept.keep(self._batch)
-        self._running[row] = self._running[-1]
-        self._running.pop()
-        if not self._running:
-            self._batch = None
+    def _leave(self, room: int, group: _Group, row: int) -> SequenceBatch:
+        sequence = group.leave(row)
+        self._running -= 1
+        if not group.jobs:
+            del self._groups[room]
+        return sequence

@@ -170,7 +170,7 @@ def ahead(model: OwnModel, context: int, gpu: Any, copy: float) -> dict[str, flo
         print(f"  {name:16} {found[name]:8.1f} us {moved / found[name] * 1e6 / copy:6.1%} a token", flush=True)
     sequences = SequenceBatch(runner_of)
     sequences.tokens = [[11] * context]
-    sequences._reserve(context + 70)
+    sequences.reserve(context + 70)
 
     def clocked(label: str, run: Callable[[], Any]) -> None:
         """Microseconds of one of so many tokens: the best of two, after a first."""
