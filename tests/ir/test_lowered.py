@@ -44,6 +44,7 @@ LOWERED = {
     "WindowGradient",
     "WindowMatMul",
     "WindowProduct",
+    "CodeWindows",
     "ExpertMatMul",
     "ExpertRoute",
     "FftHalves",
