@@ -129,6 +129,8 @@ class _WindowProduct(_Windows):
         shape = BlockShape(lanes, vectors, rows, held, panels, windows.window[0] * windows.window[1] * together, 0)
         super().__init__(name, machine, spec, windows, shape, place)
         self.together, k = together, self.k
+        # Whether weights come from memory, each of them once, those of the next step behind those of this one.
+        self.reads_once = blocks == 1 and panels == 1
         self.size = seen_size(windows, place)
         stored = self.a.matrix.dtype if self.word > 1 else acc
         scratch = k.local("seen", stored, self.size.rows * self.size.places * together)
@@ -176,6 +178,10 @@ class _WindowProduct(_Windows):
             ahead, line = pixel * channels, outer.index * words
             places = [start + ahead for start in starts]
             with k.fold("p", 0, words, init=outer.values) as fold:
+                if self.reads_once:
+                    # Of the lines of the next step every tile asks for some.
+                    number = (step.a.start // shape.tile_rows * runs + outer.index) * words + fold.index
+                    k.prefetch(b.buffer, b.at(runs * words, 0) + number * shape.lanes * self.word)
                 weights = self.weights(b, line + fold.index)
                 totals: list[Value] = []
                 for r, place in enumerate(places):
