@@ -26,6 +26,7 @@ DEVICES = "exchanges with other devices; the CPU backend is one device"
 FAILURE = "looks at what native factorisations have left, and raises the error of the op if that is not enough"
 BYTES = "the same bytes as a type of another width; kernels see one type per buffer"
 NO_AXES = "an operand without axes has no windows"
+PANELS = "the compiler makes it with weights that it lays out in panels"
 # Instead of a class: what is special about the types of a call.
 COMPLEX = "complex numbers where they do not come apart: spectra of symbolic sizes, products along an axis, bodies"
 STORAGE = "types that are for storage only, or smaller than a byte, have no kernel values"
@@ -38,6 +39,7 @@ ALLOWED = {
     "RequireFactors": FAILURE,
     "Bitcast": BYTES,
     "ReduceWindow": NO_AXES,
+    "WindowProduct": PANELS,
     **dict.fromkeys(("RadixCounts", "RadixPlaces", "TopOfParts"), STEPS),
     COMPLEX: COMPLEX,
     STORAGE: STORAGE,

@@ -166,3 +166,18 @@ def test_every_access_is_inside(settings):
     wanted = op.eval(x, w)
     np.testing.assert_allclose(program(x, w)[0], wanted, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(program.interpreted(x, w)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["max", "sum"])
+@pytest.mark.parametrize("channels", [3, 70, 160])
+def test_pools_with_channels_last(kind, channels):
+    op = ops.reduce_window
+
+    def pool(x):
+        return op(x, kind, (1, 3, 2, 1), (1, 2, 1, 1), [(0, 0), (1, 2), (0, 1), (0, 0)], (1, 1, 3, 1))
+
+    x = RNG.standard_normal((2, 7, 9, channels)).astype("f4")
+    program = Program(pool, (x.shape, "f32"), kinds=["pool"])
+    wanted = np.asarray(pool(x))
+    np.testing.assert_allclose(program(x)[0], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(program.interpreted(x)[0], wanted, rtol=1e-5, atol=1e-6)

@@ -46,6 +46,7 @@ LOWERED = {
     "WindowGradient",
     "WindowMatMul",
     "WindowProduct",
+    "CodeWindows",
     "ExpertMatMul",
     "ExpertRoute",
     "FftHalves",

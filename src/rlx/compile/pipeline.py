@@ -366,7 +366,7 @@ STEPS: tuple[Step, ...] = (
     Step(
         "picture_layout",
         Stage.Weights,
-        on_graph(lambda graph, _: picture_layout(graph)),
+        _for_generator(picture_layout),
         "Convolutions become products of weights that are packed next; norms, gates and pools between them are written "
         "in few ops now.",
         _keeps_pictures,

@@ -223,7 +223,8 @@ class _PartBuilder:
                 found = of_sizes(Call(node, inputs, opset, path))
                 if found is not None:
                     return found if isinstance(found, tuple) else (found,)
-            if _folds(inputs) and _result_size(node.op, inputs) <= _MOST_FOLDED:
+            is_weight = node.op == "DequantizeLinear" and _is_conv_weight(inputs[0])
+            if not is_weight and _folds(inputs) and _result_size(node.op, inputs) <= _MOST_FOLDED:
                 found = RULES[key](Call(node, inputs, opset, path))
                 return [_plain(value) for value in _several(found)]
             # The body of a scan has a program of its own, which is being built already.
@@ -284,6 +285,11 @@ def _folds(inputs: Iterable[Value]) -> bool:
     if any(not isinstance(value, np.ndarray) or value.dtype.kind == "O" for value in given):
         return False
     return sum(value.size for value in given) <= _MOST_FOLDED
+
+
+def _is_conv_weight(value: Value) -> bool:
+    """Codes that are kept, for products of codes: the program makes numbers of them where it has no such product."""
+    return isinstance(value, np.ndarray) and value.dtype == np.int8 and value.ndim >= 3 and value.size > MOST_CONSTANT
 
 
 def _result_size(op: str, inputs: Sequence[Value]) -> float:

@@ -78,7 +78,13 @@ def _quantize(call: Call) -> Any:
 def _dequantize(call: Call) -> Any:
     x = call[0]
     axis, block = _axis(call, x), int(call.attribute("block_size", 0))
-    return dequantized(x, along(call[1], x, axis, block), along(call.optional(2), x, axis, block))
+    return dequantized(x, along(call[1], x, axis, block), along(_zero_point(call, 2), x, axis, block))
+
+
+def _zero_point(call: Call, index: int) -> Any:
+    """The zero points of an operand; None where all are known to be 0."""
+    known = call.value(index) if call.has(index) else None
+    return None if isinstance(known, np.ndarray) and not known.any() else call.optional(index)
 
 
 def _axis(call: Call, x: Any) -> int:
@@ -139,7 +145,8 @@ def _integer_convolution(call: Call, x: Any, weight: Any, x_zero: Any, weight_ze
 
 @rule("QLinearConv")
 def _quantized_conv(call: Call) -> Any:
-    x, x_scale, x_zero, weight, weight_scale, weight_zero, scale, zero = (call[i] for i in range(8))
+    x, x_scale, x_zero, weight, weight_scale = (call[i] for i in range(5))
+    weight_zero, scale, zero = _zero_point(call, 5), call[6], call[7]
     total = _integer_convolution(call, x, weight, x_zero, weight_zero)
     if call.has(8):
         total = total + per_channel(call[8], rank_of(x))

@@ -24,7 +24,7 @@ from rlx.ops.lowered.expert_products import ExpertMatMul, Int8ExpertMatMul, Rout
 from rlx.ops.lowered.int8_products import BLOCK, WORD, Int8BlockMatMul, Int8MatMul
 from rlx.ops.lowered.int16_products import COLUMN_BLOCK, Int16MatMul
 from rlx.ops.lowered.quantized_panels import PanelMatMul
-from rlx.ops.lowered.window_products import ChannelWindows, WindowProduct
+from rlx.ops.lowered.window_products import ChannelWindows, CodeWindows, WindowProduct
 from rlx.quant.panels import PANEL_ROWS
 from rlx.quant.schemes import QuantScheme
 
@@ -51,6 +51,8 @@ class WindowForm(NamedTuple):
     width: int
     channels: int
     together: int = 0
+    # What codes are multiplied as beyond the picture.
+    zero: int = 0
 
 
 class ProductForm(NamedTuple):
@@ -205,8 +207,12 @@ def _window_form(
 ) -> ProductForm | None:
     """What windows see of pictures whose pixels have their channels side by side, times weights in panels or, of every
     channel by itself, as they lie."""
+    if isinstance(op, CodeWindows):
+        return _code_window_form(graph, node, op, transparent)
     images, *places, n = node.shape.dims
     x, accumulator = graph.shape(node.inputs[0]), sum_dtype(graph, node)
+    if x.dtype is DType.U8:
+        accumulator = DType.F32
     height, width, channels = x.dims[1:]
     if accumulator is None or not (isinstance(height, int) and isinstance(width, int) and isinstance(channels, int)):
         return None
@@ -228,12 +234,35 @@ def _window_form(
         )
         if not is_panel:
             return None
-    form = WindowForm(op.window, op.result, op.stride, op.padding, op.dilation, height, width, channels, together)
+    zero = op.zero if isinstance(op, ChannelWindows) else 0
+    form = WindowForm(op.window, op.result, op.stride, op.padding, op.dilation, height, width, channels, together, zero)
     a = MatrixLayout(left[0], left[1], (left[2][0], left[2][1], left[2][2]))
     b = MatrixLayout(right[0], right[1], (0, n, 1))
     k = graph.shape(node.inputs[1]).dims[0]
     packed = panels.width if panels is not None else 0
     return ProductForm(images, product(places), n, k, a, b, accumulator, packed, windows=form)
+
+
+def _code_window_form(graph: Graph, node: Node, op: CodeWindows, transparent: Container[NodeId]) -> ProductForm | None:
+    x = graph.shape(node.inputs[0])
+    height, width, channels = x.dims[1:]
+    if not (isinstance(height, int) and isinstance(width, int) and isinstance(channels, int)):
+        return None
+    try:
+        memory, offset, strides = operand_layout(graph, node.inputs[0], transparent)
+        panels, start, _ = operand_layout(graph, node.inputs[1], transparent)
+    except Unmappable:
+        return None
+    if strides[-1] != 1 or start != 0:
+        return None
+    settings = op.window, op.result, op.stride, op.padding, op.dilation
+    form = WindowForm(*settings, height, width, channels, op.together, op.zero)
+    a, b = MatrixLayout(memory, offset, (strides[0], strides[1], strides[2])), MatrixLayout(panels, 0, (0, 0, 0))
+    packed = graph.shape(panels).static_dims[2]
+    m = product(op.result)
+    return ProductForm(
+        x.dims[0], m, op.outputs, op.taps * channels, a, b, DType.I32, packed, code_digits=1, windows=form
+    )
 
 
 def _route(graph: Graph, node: Node, transparent: Container[NodeId]) -> NodeId | None:

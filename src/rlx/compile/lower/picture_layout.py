@@ -15,10 +15,20 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from rlx.compile.generators import Generator
 from rlx.compile.lower.channels_last import CHANNELS, SEEN, TURNS, pixels_of_row
+from rlx.compile.lower.code_windows import (
+    MOST_EXACT,
+    are_codes,
+    channels_of_codes,
+    places_of,
+    product_of_codes,
+    weight_lines,
+)
 from rlx.compile.memory.liveness import is_pure_view
 from rlx.compile.weights.split import fixed_sources
 from rlx.ir.dims import product
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, NodeId
 from rlx.ir.leaves import Constant, Param
 from rlx.ir.rewrite.dead_code import remove_dead_nodes
@@ -27,6 +37,7 @@ from rlx.ir.rewrite.rules import apply_rules
 from rlx.ir.shape import normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.linalg.contraction import MatMul
+from rlx.ops.lowered.int8_products import Int8MatMul
 from rlx.ops.lowered.window_products import ChannelWindows, WindowProduct
 from rlx.ops.nn.convolution import Conv, ConvBase, ConvTranspose2d
 from rlx.ops.nn.convolution_gradients import Conv2dBackwardWeight
@@ -46,8 +57,6 @@ from rlx.ops.shape.movement import (
     Reverse,
     Slice,
     Transpose,
-    concat,
-    narrow,
     reshape,
     slice_,
     transpose,
@@ -63,7 +72,7 @@ LINES, FEWEST, MOST = 576, 16, 512
 _POINTWISE = (Activation, Binary, Cast, Clamp, Compare, Where)
 
 
-def picture_layout(graph: Graph) -> Graph:
+def picture_layout(graph: Graph, generator: Generator) -> Graph:
     """The graph with its pictures channels last where that pays; else the same."""
     fixed = {*fixed_sources(graph), *(n.id for n in graph.nodes if isinstance(n.op, Param | Constant))}
     if any(isinstance(n.op, Conv2dBackwardWeight) for n in graph.nodes):
@@ -75,7 +84,7 @@ def picture_layout(graph: Graph) -> Graph:
 
     def visit(node: Node, operands: list[Any]) -> Any:
         if _has_form(plain, node, fixed):
-            return _convolved(node.op, node, *operands)
+            return _convolved(node, generator, *operands)
         return None if node.id in fixed else _as_they_lie(node, operands)
 
     turned = rebuild(plain, visit, "picture_layout").graph
@@ -92,11 +101,19 @@ def _pays(graph: Graph) -> bool:
             continue
         if isinstance(node.op, Transpose) and not is_pure_view(graph, node):
             moved += _elements(node.shape.dims)
-        elif isinstance(node.op, WindowProduct | ChannelWindows) or (
-            isinstance(node.op, MatMul) and node.inputs[1] in fixed
-        ):
-            multiplied += _elements(node.shape.dims) * _elements(graph.shape(node.inputs[1]).dims[:1])
+        elif node.inputs and node.inputs[-1] in fixed:
+            multiplied += _elements(node.shape.dims) * _depth(graph, node)
     return multiplied >= LEAST_PRODUCTS * moved
+
+
+def _depth(graph: Graph, node: Node) -> int:
+    """How many products an element of a result is the sum of; 0 for what is no product of weights."""
+    op, x = node.op, graph.shape(node.inputs[0])
+    if isinstance(op, WindowProduct):
+        return op.taps * int(x.dims[3])
+    if isinstance(op, ChannelWindows):
+        return math.prod(op.window)
+    return _elements(x.dims[-1:]) if isinstance(op, MatMul | Int8MatMul) else 0
 
 
 def _elements(dims: Sequence[Any]) -> int:
@@ -114,14 +131,23 @@ def _has_form(graph: Graph, node: Node, fixed: Collection[NodeId]) -> bool:
     x, w = (graph.shape(i) for i in node.inputs)
     sizes = (*x.dims[1:], *node.shape.dims[1:])
     is_known = all(isinstance(d, int) and d > 0 for d in sizes) and w.is_static
-    is_plain = node.shape.dtype is x.dtype is w.dtype and x.dtype.is_float and op.precision == "default"
+    is_plain = node.shape.dtype is x.dtype is w.dtype and op.precision == "default"
     if not is_known or not is_plain:
+        return False
+    if x.dtype is DType.I32:
+        return isinstance(op, Conv) and are_codes(graph, node) and _is_windowed(op, x.dims, node.shape.dims[1])
+    if not x.dtype.is_float:
         return False
     if isinstance(op, ConvTranspose2d):
         return _spreads_pixels(op)
+    return _is_windowed(op, x.dims, node.shape.dims[1])
+
+
+def _is_windowed(op: Conv, dims: Sequence[Any], outputs: Any) -> bool:
+    """Whether there is a product over windows for these channels."""
     if op.groups == 1:
-        return _channels_together(op, int(x.dims[1])) > 0
-    is_depthwise = op.groups == x.dims[1] == node.shape.dims[1]
+        return _channels_together(op, int(dims[1])) > 0
+    is_depthwise = op.groups == dims[1] == outputs
     return is_depthwise and pixels_of_row(op.kernel_size, op.stride, op.dilation) * CHANNELS <= SEEN
 
 
@@ -144,18 +170,27 @@ def _channels_together(op: ConvBase, channels: int) -> int:
     return -(-channels // parts // FEWEST) * FEWEST if parts else 0
 
 
-def _convolved(op: Any, node: Node, x: Any, w: Any) -> Any:
-    """A convolution of pixels, turned back to channels first."""
+def _convolved(node: Node, generator: Generator, x: Any, w: Any) -> Any:
+    """A convolution of pixels, turned back to channels first; None if one of codes stays what it is."""
+    op: Any = node.op
     rank = x.ndim - 2
     pixels = _turned(x, _last(x.ndim))
     if isinstance(op, ConvTranspose2d):
         return transpose(_spread(pixels, w), _first(x.ndim))
+    if generator.has_dot4:
+        is_dense = op.groups == 1
+        found = product_of_codes(op, node, pixels, w, generator) if is_dense else channels_of_codes(op, node, pixels, w)
+        if found is not None:
+            return transpose(found, _first(x.ndim))
+    if x.dtype is DType.I32:
+        if math.prod(w.shape[1:]) > MOST_EXACT:
+            return None
+        # Sums of so few products of codes are exact in f32.
+        pixels, w = pixels.astype(DType.F32), w.astype(DType.F32)
     if rank == 1:
         # A line is a picture of one row.
         pixels, w = reshape(pixels, (x.shape[0], 1, *pixels.shape[1:])), reshape(w, (*w.shape[:2], 1, w.shape[2]))
-    result, neutral = (*(1,) * (2 - rank), *node.shape.dims[2:]), (1,) * (2 - rank)
-    window, stride, dilation = ((*neutral, *given) for given in (op.kernel_size, op.stride, op.dilation))
-    padding = (*(0,) * (2 - rank), *op.padding)
+    window, result, stride, padding, dilation = places_of(op, node)
     channels, outputs = int(pixels.shape[3]), w.shape[0]
     if op.groups > 1:
         taps = reshape(transpose(w, (2, 3, 1, 0)), (product(window), outputs))
@@ -166,11 +201,9 @@ def _convolved(op: Any, node: Node, x: Any, w: Any) -> Any:
         found = MatMul()(rows, transpose(reshape(w, (outputs, channels)), (1, 0)))
     else:
         together = _channels_together(op, channels)
-        parts = [narrow(w, 1, at, min(together, channels - at)) for at in range(0, channels, together)]
-        lines = [reshape(transpose(part, (2, 3, 1, 0)), (-1, outputs)) for part in parts]
-        whole = concat(lines, 0) if len(lines) > 1 else lines[0]
-        found = WindowProduct(window, result, stride, padding, dilation, together)(pixels, whole)
-    return transpose(reshape(found, (x.shape[0], *node.shape.dims[2:], outputs)), _first(x.ndim))
+        found = WindowProduct(window, result, stride, padding, dilation, together)(pixels, weight_lines(w, together))
+    found = reshape(found, (x.shape[0], *node.shape.dims[2:], outputs))
+    return transpose(found.astype(DType.I32) if x.dtype is DType.I32 else found, _first(x.ndim))
 
 
 def _spread(pixels: Any, w: Any) -> Any:

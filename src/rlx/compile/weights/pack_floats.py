@@ -27,6 +27,7 @@ from rlx.ir.rewrite.rebuild import rebuild
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.ir.tensor import Tensor
 from rlx.ops.linalg.contraction import MatMul
+from rlx.ops.lowered.int8_products import Int8Lines
 from rlx.ops.lowered.int16_products import Int16Panels
 from rlx.ops.lowered.quantized_panels import QuantPanels
 from rlx.ops.lowered.window_products import WindowProduct
@@ -146,7 +147,7 @@ def stored_panels(graph: Graph) -> set[NodeId]:
     """The panels of a packed graph: what `prepare` keeps, while the views that read them back belong to `main`."""
     products = (n for n in graph.nodes if isinstance(n.op, _PRODUCTS))
     found = (_read_back(graph, node.inputs[1]) for node in products)
-    codes = {n.id for n in graph.nodes if isinstance(n.op, QuantPanels | Int16Panels)}
+    codes = {n.id for n in graph.nodes if isinstance(n.op, QuantPanels | Int8Lines | Int16Panels)}
     return codes | {views.panels.node for views in found if views is not None}
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.dtype import DType
 from rlx.ir.op import op
 from rlx.ir.shape import Shape
 from rlx.ops.define.operands import require_float, require_rank, require_same_dtype
 from rlx.ops.define.samples import Sample, sample, spec
+from rlx.ops.lowered.int8_products import WORD, ZERO, Int8Panels
 from rlx.ops.lowered.lowered_product import LoweredProduct
 
-__all__ = ["ChannelWindows", "WindowMatMul", "WindowProduct"]
+__all__ = ["ChannelWindows", "CodeWindows", "WindowMatMul", "WindowProduct"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,7 +65,8 @@ class _Windows(LoweredProduct):
     dilation: tuple[int, ...]
 
     def check(self) -> None:
-        for name, given in self.attributes.items():
+        for name in _Windows._fields:
+            given = self.attributes[name]
             if len(given) != 2 or min(given) < (0 if name == "padding" else 1):
                 raise self.fail(f"{name} must be two positive numbers, got {given}")
 
@@ -114,15 +117,20 @@ class WindowProduct(_Windows):
     together: int = 1
 
     def check(self) -> None:
+        super().check()
         if self.together < 1:
             raise self.fail(f"together must be positive, got {self.together}")
-        for name, given in self.attributes.items():
-            if name != "together" and (len(given) != 2 or min(given) < (0 if name == "padding" else 1)):
-                raise self.fail(f"{name} must be two positive numbers, got {given}")
 
     @property
     def taps(self) -> int:
         return self.window[0] * self.window[1]
+
+    def lines(self, x: Array) -> Array:
+        """What every window sees, in the order of the lines of w."""
+        seen = self.seen(x, (1, 1))
+        seen = seen.reshape(*seen.shape[:3], self.taps, x.shape[3])
+        parts = [seen[..., at : at + self.together] for at in range(0, x.shape[3], self.together)]
+        return np.concatenate([part.reshape(*seen.shape[:3], -1) for part in parts], -1)
 
     def infer(self, x: Shape, w: Shape) -> Shape:
         require_float(self, x, w)
@@ -134,12 +142,8 @@ class WindowProduct(_Windows):
         return x.with_dims((x.dims[0], *self.result, w.dims[1]))
 
     def eval(self, x: Array, w: Array) -> Array:
-        seen = self.seen(x, (1, 1))
-        seen = seen.reshape(*seen.shape[:3], self.taps, x.shape[3])
-        parts = [seen[..., at : at + self.together] for at in range(0, x.shape[3], self.together)]
-        lines = np.concatenate([part.reshape(*seen.shape[:3], -1) for part in parts], -1)
         with np.errstate(all="ignore"):
-            return (lines @ w.astype(np.float64)).astype(x.dtype)
+            return np.asarray((self.lines(x) @ w.astype(np.float64)).astype(x.dtype))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -148,26 +152,82 @@ class WindowProduct(_Windows):
         yield sample(cls((1, 1), (4, 3), (2, 2), (0, 0), (1, 1), 16), spec(1, 8, 5, 35), spec(35, 70))
 
 
+@op("code_windows")
+class CodeWindows(WindowProduct):
+    """y[n, p, q, o] = Σ (code - 128)·w as i32, where windows see codes u8[N, H, W, C], with C a multiple of 4.
+
+    Beyond the picture they see `zero`. Of the panels of `int8_panels` w is `outputs` columns, with the lines of
+    `window_product`.
+    """
+
+    outputs: int = 0
+    zero: int = 128
+
+    def check(self) -> None:
+        super().check()
+        if self.together % WORD or not 0 <= self.zero < 256 or self.outputs < 0:
+            given = f"together={self.together}, zero={self.zero}, outputs={self.outputs}"
+            raise self.fail(f"needs whole words of {WORD} channels, a code as zero and outputs, got {given}")
+
+    def infer(self, x: Shape, w: Shape) -> Shape:
+        require_rank(self, x, 4)
+        fits = x.dtype is DType.U8 and w.dtype is DType.I8 and isinstance(x.dims[3], int) and x.dims[3] % WORD == 0
+        wanted = 1 + self.taps * int(x.dims[3]) // WORD if fits else 0
+        fits = fits and w.rank == 4 and w.is_static and w.static_dims[1::2] == (wanted, WORD)
+        if not fits or w.static_dims[0] != -(-self.outputs // max(1, w.static_dims[2])):
+            raise self.fail(
+                f"needs codes u8[N, H, W, C] and panels of {self.outputs} columns for them, got {x} and {w}"
+            )
+        return Shape((x.dims[0], *self.result, self.outputs), DType.I32)
+
+    def eval(self, x: Array, w: Array) -> Array:
+        count, lines, width, _ = w.shape
+        matrix = w[:, 1:].transpose(1, 3, 0, 2).reshape((lines - 1) * WORD, count * width)[:, : self.outputs]
+        # Beyond the picture is what `lines` has as 0.
+        found = self.lines(x.astype(np.int32) - self.zero) + (self.zero - ZERO)
+        return np.asarray((found @ matrix.astype(np.float64)).astype(np.int32))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        rng = np.random.default_rng(6)
+        for settings, shape, outputs, zero in (
+            (((3, 3), (5, 4), (1, 1), (1, 1), (1, 1), 4), (2, 5, 4, 8), 16, 7),
+            (((3, 2), (3, 2), (2, 3), (1, 0), (1, 2), 8), (1, 6, 7, 12), 70, 200),
+        ):
+            rows = settings[0][0] * settings[0][1] * shape[3]
+            panels, _ = Int8Panels(16).eval(rng.standard_normal((rows, outputs)).astype(np.float32))
+            codes = spec(*shape, dtype="u8", values=rng.integers(0, 256, shape))
+            op_ = cls(*settings, outputs, zero)
+            yield sample(op_, codes, spec(*panels.shape, dtype="i8", values=panels), dtypes=("u8",))
+
+
 @op("channel_windows")
 class ChannelWindows(_Windows):
     """y[n, p, q, c] = Σ x[n, row, column, c]·w[a·width + b, c] over taps (a, b) of a window, where row = p·stride +
     a·dilation - padding, and columns likewise; taps beyond the picture count as zeros.
-    x [N, H, W, C], w [taps, C], sums in f32 (f64 for f64)."""
+    x [N, H, W, C], w [taps, C], sums in f32 (f64 for f64).
+
+    Of codes u8 and weights in f32 the sums are f32, and beyond the picture windows see the code `zero`.
+    """
+
+    zero: int = 0
 
     def infer(self, x: Shape, w: Shape) -> Shape:
+        require_rank(self, x, 4)
+        if x.dtype is DType.U8 and w.dtype is DType.F32:
+            x = x.with_dtype(DType.F32)
         require_float(self, x, w)
         require_same_dtype(self, x, w)
-        require_rank(self, x, 4)
         taps = self.window[0] * self.window[1]
         if w.dims != (taps, x.dims[3]):
             raise self.fail(f"needs x [N, H, W, C] and w [{taps}, C], got {x} and {w}")
         return x.with_dims((x.dims[0], *self.result, x.dims[3]))
 
     def eval(self, x: Array, w: Array) -> Array:
-        seen = self.seen(x, (1, 1))
+        seen = self.seen(x.astype(np.float64) - self.zero, (1, 1)) + self.zero
         with np.errstate(all="ignore"):
             found = np.einsum("npqtc,tc->npqc", seen.reshape(*seen.shape[:3], -1, x.shape[3]), w.astype(np.float64))
-        return found.astype(x.dtype)
+        return found.astype(w.dtype)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

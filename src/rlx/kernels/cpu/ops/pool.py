@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.kernels.cpu.matmul.tiles import in_vectors
 from rlx.kernels.cpu.ops import OpSite, Slab, op_kernel
-from rlx.kernels.cpu.ops.windows import WindowAxis, fold_taps, inside_rows, lane_count, positions
+from rlx.kernels.cpu.ops.windows import TapsInside, WindowAxis, fold_taps, inside_rows, lane_count, positions
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.extents import total, unflatten
 from rlx.kernels.ir.loop_ir import FLOATS, NUMBERS, Value, ValueType
@@ -18,6 +20,8 @@ from rlx.ops.nn.pooling import MaxPool2dBackward
 from rlx.ops.reduction.reductions import ReduceOp, identity_of
 from rlx.ops.reduction.window_reductions import ReduceWindow
 
+# Vectors of entries that are joined side by side.
+VECTORS = 4
 _JOINS = {ReduceOp.Sum: "add", ReduceOp.Prod: "mul", ReduceOp.Max: "max", ReduceOp.Min: "min"}
 _LOGIC = {ReduceOp.Any: "or", ReduceOp.All: "and", ReduceOp.Max: "or", ReduceOp.Min: "and"}
 
@@ -46,6 +50,9 @@ def reduce_window(site: OpSite) -> None:
     nothing = identity_of(op.kind, wide)
     identity = k.const(nothing if isinstance(nothing, int | float) else nothing.item(), ValueType(wide, lanes))
     join_op = (_LOGIC if wide is DType.BOOL else _JOINS)[op.kind]
+    if not site.machine.is_gpu and {op.window[-1], op.stride[-1]} == {1} and not op.low[-1] + op.high[-1]:
+        _join_entries(site, axes[:-1], nothing, join_op)
+        return
     rows = y.dims[:-1]
     with k.parallel("row", total(k, rows)) as row, k.loop("q", 0, y.dims[-1], lanes) as q:
         place = unflatten(row, rows)
@@ -58,6 +65,45 @@ def reduce_window(site: OpSite) -> None:
         [joined] = fold_taps(k, op.window, [identity], join)
         mask = k.lane_mask(y.dims[-1] - q, lanes) if lanes > 1 else None
         k.store(y.buffer, y.at(*place, q), k.cast(joined, y.shape.dtype), mask=mask)
+
+
+def _join_entries(site: OpSite, axes: Sequence[WindowAxis], nothing: Any, join_op: str) -> None:
+    """Windows that join whole entries of the last axis, as those over pictures with channels last do: of each window
+    only the taps that are inside, and of the last axis some vectors at a time."""
+    k, (x,), (y,) = site.k, site.inputs, site.outputs
+    wide, lanes = compute_dtype(x.shape.dtype), site.machine.lanes(compute_dtype(x.shape.dtype))
+    identity = nothing if isinstance(nothing, int | float) else nothing.item()
+    has_masks = lanes > 1 and all(site.machine.has_masked_access(s.buffer.dtype) for s in (x, y))
+    *outer, last = y.dims
+    with k.parallel("place", total(k, outer)) as place:
+        at = unflatten(place, outer)
+        inside = [axis.taps_inside(k, position) for axis, position in zip(axes, at)]
+
+        def entries(c: Value, width: int, mask: Value | None) -> None:
+            each = min(width, lanes)
+            start = [k.const(identity, ValueType(wide, each))] * (width // each)
+
+            def join(left: Sequence[TapsInside], found: list[Value], values: Sequence[Value]) -> Sequence[Value]:
+                if not left:
+                    base = x.at(*found, c)
+                    seen = [
+                        k.load(x.buffer, base + n * each * x.strides[-1], lanes=each, stride=x.strides[-1], mask=mask)
+                        for n in range(len(values))
+                    ]
+                    return [k.op(join_op, value, k.cast(one, wide)) for value, one in zip(values, seen)]
+                taps = left[0]
+                with k.fold(f"tap{len(found)}", taps.begin, taps.end, init=list(values)) as fold:
+                    here = taps.first + fold.index * taps.dilation
+                    fold.next(*join(left[1:], [*found, here], fold.values))
+                return fold.results
+
+            for n, joined in enumerate(join(inside, [], start)):
+                k.store(y.buffer, y.at(*at, c + n * each), k.cast(joined, y.shape.dtype), mask=mask)
+
+        whole = last // (VECTORS * lanes) * (VECTORS * lanes)
+        with k.loop("c", 0, whole, VECTORS * lanes) as c:
+            entries(c, VECTORS * lanes, None)
+        in_vectors(k, "rest", last - whole, lanes, has_masks, lambda c, n, mask: entries(whole + c, n, mask))
 
 
 @op_kernel(MaxPool2dBackward, kind="pool", supports=_adds_exactly)

@@ -7,10 +7,13 @@ from one row of positions to the next. The sums, and what is done to them in the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from rlx.compile.fuse.matmul_nest import WindowForm
 from rlx.ir.dtype import DType
 from rlx.kernels.cpu.matmul.blocks import BlockShape, panel_vectors
-from rlx.kernels.cpu.matmul.matmul import MatmulMaker, ResultBlock
+from rlx.kernels.cpu.matmul.matmul import MatmulMaker, MatrixOperand, ResultBlock
 from rlx.kernels.cpu.matmul.tiles import MatrixView, TileStep, multiply_add
 from rlx.kernels.cpu.ops.window_pixels import BlockPlaces, SeenPixels, Source, block_places, seen_size
 from rlx.kernels.ir.extents import total, unflatten
@@ -23,6 +26,8 @@ from rlx.kernels.specs.products import ProductSpec
 POSITIONS, WIDEST, PANELS, SEEN = 224, 64, 2, 24 << 10
 # Rows of a register tile at most, blocks that several threads share evenly enough, and bytes of scratch.
 TILE_ROWS, ENOUGH_BLOCKS = 12, 8
+# Codes of 8 bits that one lane multiplies at once.
+WORD = 4
 # The same for windows over single channels: positions that are computed together, and vectors of channels of a block.
 CHANNEL_POSITIONS, CHANNEL_VECTORS, CHANNEL_SEEN, TOGETHER = 128, 4, 8 << 10, 8
 
@@ -30,6 +35,9 @@ CHANNEL_POSITIONS, CHANNEL_VECTORS, CHANNEL_SEEN, TOGETHER = 128, 4, 8 << 10, 8
 def window_kernel(name: str, machine: Machine, spec: ProductSpec) -> Kernel:
     windows = spec.windows
     assert windows is not None
+    if spec.code_digits:
+        spec = replace(spec, product=spec.product.in_words(WORD))
+        return _CodeWindows(name, machine, spec, windows).build()
     maker = _WindowProduct if windows.together else _ChannelWindows
     return maker(name, machine, spec, windows).build()
 
@@ -99,13 +107,16 @@ def _tile_rows(machine: Machine, vectors: int) -> int:
 class _WindowProduct(_Windows):
     """y[position, o] = Σ over taps and channels of what windows see, times weights in panels."""
 
+    # Elements that are multiplied at once.
+    word = 1
+
     def __init__(self, name: str, machine: Machine, spec: ProductSpec, windows: WindowForm) -> None:
         acc, n, images = spec.accumulator, spec.product.n, spec.product.batch
         assert isinstance(n, int)
         lanes, vectors = machine.lanes(acc), panel_vectors(machine, acc, n)
         rows = _tile_rows(machine, vectors)
         together = min(windows.together, windows.channels)
-        place = block_places(windows, together, POSITIONS, SEEN, WIDEST)
+        place = block_places(windows, together // self.word, POSITIONS, SEEN, WIDEST)
         panels = min(PANELS * max(1, 4 // vectors), -(-n // (lanes * vectors)))
         blocks = -(-windows.result[0] // place.rows) * -(-windows.result[1] // place.places)
         blocks *= images if isinstance(images, int) else 1
@@ -118,14 +129,13 @@ class _WindowProduct(_Windows):
         shape = BlockShape(lanes, vectors, rows, held, panels, windows.window[0] * windows.window[1] * together, 0)
         super().__init__(name, machine, spec, windows, shape, place)
         self.together, k = together, self.k
+        # Whether weights come from memory, each of them once, those of the next step behind those of this one.
+        self.reads_once = blocks == 1 and panels == 1
         self.size = seen_size(windows, place)
-        self.seen = SeenPixels(
-            k,
-            k.local("seen", acc, self.size.rows * self.size.places * together),
-            self.size,
-            lanes,
-            self.has_masks([self.a]),
-        )
+        stored = self.a.matrix.dtype if self.word > 1 else acc
+        scratch = k.local("seen", stored, self.size.rows * self.size.places * together)
+        has_masks = self.has_masks([self.a])
+        self.seen = SeenPixels(k, scratch, self.size, lanes * self.word, has_masks, windows.zero)
         self.begins = k.local("begins", DType.I64, held)
 
     def sum_up(self, block: ResultBlock) -> None:
@@ -136,11 +146,15 @@ class _WindowProduct(_Windows):
             channels = k.min(k.as_index(windows.channels) - first, self.together)
             self.seen_from(block, first, channels, self.seen, channels)
             with k.loop("panel", 0, block.columns, width) as inside:
-                place = (block.column + inside) * self.depth + first * (taps * width)
-                panel = MatrixView(b.buffer, b.offset + place, k.as_index(width), k.as_index(1))
+                panel = self.panel_from(b, block.column + inside, first * taps)
                 positions = MatrixView(self.begins, self.zero, k.as_index(1), self.zero, block.rows - 1)
                 sums = self.sums_of(0).moved(0, inside)
                 self.tiles(block.rows, TileStep(positions, panel, channels, sums, k.eq(first, 0)))
+
+    def panel_from(self, b: MatrixOperand, column: Value, line: Value) -> MatrixView:
+        """The panel that begins with a column, from a line on."""
+        k, width = self.k, self.shape.width
+        return MatrixView(b.buffer, b.offset + column * self.depth + line * width, k.as_index(width), k.as_index(1))
 
     def find_begins(self) -> None:
         """For every position the number of the pixel that its first tap sees."""
@@ -156,24 +170,68 @@ class _WindowProduct(_Windows):
         high, wide = windows.window
         # Taps side by side are one run; those with pixels between them are not.
         runs, length = (high, wide) if windows.dilation[1] == 1 else (high * wide, 1)
-        with k.fold("run", 0, runs, init=sums.known(k, step.is_new)) as outer:
+        words = channels * length // self.word
+        known = sums.known(k, step.is_new, lambda: self.first_sums(b) * count)
+        with k.fold("run", 0, runs, init=known) as outer:
             tap_row, tap = (outer.index, 0) if length == wide else (outer.index // wide, outer.index % wide)
             pixel = tap_row * (windows.dilation[0] * self.size.places) + tap * windows.dilation[1]
-            ahead, line = pixel * channels, outer.index * channels * length
+            ahead, line = pixel * channels, outer.index * words
             places = [start + ahead for start in starts]
-            with k.fold("p", 0, channels * length, init=outer.values) as fold:
-                at = b.at(line + fold.index, 0)
-                lines = [
-                    k.cast(k.load(b.buffer, at + v * shape.lanes, lanes=shape.lanes), self.acc)
-                    for v in range(shape.vectors)
-                ]
+            with k.fold("p", 0, words, init=outer.values) as fold:
+                if self.reads_once:
+                    # Of the lines of the next step every tile asks for some.
+                    number = (step.a.start // shape.tile_rows * runs + outer.index) * words + fold.index
+                    k.prefetch(b.buffer, b.at(runs * words, 0) + number * shape.lanes * self.word)
+                weights = self.weights(b, line + fold.index)
                 totals: list[Value] = []
                 for r, place in enumerate(places):
-                    one = k.splat(k.load(self.seen.to, place + fold.index), shape.lanes)
-                    totals += [multiply_add(k, one, x, fold.values[r * shape.vectors + v]) for v, x in enumerate(lines)]
+                    before = fold.values[r * shape.vectors : (r + 1) * shape.vectors]
+                    totals += self.add(place + fold.index * self.word, weights, before)
                 fold.next(*totals)
             outer.next(*fold.results)
         sums.store(k, outer.results)
+
+    def first_sums(self, panel: MatrixView) -> list[Value]:
+        """What the sums of a position begin with."""
+        return [self.k.const(0, ValueType(self.acc, self.shape.lanes))] * self.shape.vectors
+
+    def weights(self, panel: MatrixView, line: Value) -> list[Value]:
+        k, lanes, at = self.k, self.shape.lanes, panel.at(line, 0)
+        loads = (k.load(panel.buffer, at + v * lanes, lanes=lanes) for v in range(self.shape.vectors))
+        return [k.cast(x, self.acc) for x in loads]
+
+    def add(self, place: Value, weights: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        """The sums of a position with one more element of what it sees."""
+        k = self.k
+        one = k.splat(k.load(self.seen.to, place), self.shape.lanes)
+        return [multiply_add(k, one, x, before) for x, before in zip(weights, sums)]
+
+
+class _CodeWindows(_WindowProduct):
+    """The same for codes of 8 bits, four at a time; panels begin with a line of sums."""
+
+    word = WORD
+
+    def panel_from(self, b: MatrixOperand, column: Value, line: Value) -> MatrixView:
+        k, width = self.k, self.shape.width
+        place = column * ((self.depth + 1) * WORD) + line * width
+        return MatrixView(b.buffer, b.offset + place, k.as_index(width * WORD), k.as_index(WORD))
+
+    def first_sums(self, panel: MatrixView) -> list[Value]:
+        return [self.k.bitcast(x, ValueType(DType.I32, self.shape.lanes)) for x in self.line(panel, self.zero)]
+
+    def weights(self, panel: MatrixView, line: Value) -> list[Value]:
+        return self.line(panel, line + 1)
+
+    def line(self, panel: MatrixView, line: Value) -> list[Value]:
+        k, at, size = self.k, panel.at(line, 0), self.shape.lanes * WORD
+        return [k.load(panel.buffer, at + v * size, lanes=size) for v in range(self.shape.vectors)]
+
+    def add(self, place: Value, weights: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        k, lanes = self.k, self.shape.lanes
+        word = k.bitcast(k.load(self.seen.to, place, lanes=WORD), ValueType(DType.I32, 1))
+        four = k.bitcast(k.splat(word, lanes), ValueType(DType.U8, lanes * WORD))
+        return [k.dot4(before, four, x) for x, before in zip(weights, sums)]
 
 
 class _ChannelWindows(_Windows):
@@ -191,7 +249,8 @@ class _ChannelWindows(_Windows):
         k, size = self.k, seen_size(windows, place)
         self.size = size._replace(places=size.places + self.together * windows.stride[1])
         held = self.size.rows * self.size.places * shape.columns
-        self.seen = SeenPixels(k, k.local("seen", acc, held), self.size, lanes, self.has_masks([self.a]))
+        scratch = k.local("seen", acc, held)
+        self.seen = SeenPixels(k, scratch, self.size, lanes, self.has_masks([self.a]), windows.zero)
 
     def sum_up(self, block: ResultBlock) -> None:
         k, shape = self.k, self.shape

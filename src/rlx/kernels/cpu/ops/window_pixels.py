@@ -67,11 +67,14 @@ class Source(NamedTuple):
 class SeenPixels:
     """`rows` x `places` pixels in scratch, each with `pitch` elements from the one before."""
 
-    def __init__(self, k: KernelBuilder, to: Buffer, size: SeenSize, lanes: int, has_masks: bool) -> None:
-        self.k, self.to, self.size, self.lanes, self.has_masks = k, to, size, lanes, has_masks
+    def __init__(
+        self, k: KernelBuilder, to: Buffer, size: SeenSize, lanes: int, has_masks: bool, zero: int = 0
+    ) -> None:
+        """`zero` is what is beyond the picture."""
+        self.k, self.to, self.size, self.lanes, self.has_masks, self.zero = k, to, size, lanes, has_masks, zero
 
     def copy(self, source: Source, windows: WindowForm, top: Value, left: Value, channels: Value, pitch: Value) -> None:
-        """The pixels from row `top` and place `left` on, which may be outside; beyond the picture are zeros."""
+        """The pixels from row `top` and place `left` on, which may be outside; beyond the picture is `zero`."""
         k, (rows, places) = self.k, self.size
         first = k.max(k.min(-left, places), 0)
         end = k.max(k.min(k.as_index(windows.width) - left, places), first)
@@ -106,7 +109,7 @@ class SeenPixels:
         k = self.k
 
         def store(c: Value, width: int, mask: Value | None) -> None:
-            k.store(self.to, to + c, k.const(0, ValueType(self.to.dtype, width)), mask=mask)
+            k.store(self.to, to + c, k.const(self.zero, ValueType(self.to.dtype, width)), mask=mask)
 
         self.vectors("blank", count, store)
 

@@ -19,6 +19,15 @@ from rlx.kernels.ir.loop_ir import Value
 UNROLLED = 4
 
 
+class TapsInside(NamedTuple):
+    """The taps from `begin` to `end` of a window are inside; tap t is at first + t·dilation."""
+
+    first: Value
+    begin: Value
+    end: Value
+    dilation: int
+
+
 class WindowAxis(NamedTuple):
     """One axis of windows over an operand of `size`."""
 
@@ -43,6 +52,13 @@ class WindowAxis(NamedTuple):
         place = distance // self.stride
         hits = k.eq(place * self.stride, distance) & (distance >= 0)
         return place, hits & self._is_inside(k, place)
+
+    def taps_inside(self, k: KernelBuilder, position: Value) -> TapsInside:
+        """Which taps of a window that looks forward are inside."""
+        first, gap = position * self.stride - self.padding, self.dilation
+        begin = k.max(k.as_index(gap - 1) - first, 0) // gap
+        end = k.max(k.min(k.max(self.size - first + (gap - 1), 0) // gap, self.taps), begin)
+        return TapsInside(first, begin, end, gap)
 
     def _is_inside(self, k: KernelBuilder, place: Value) -> Value:
         return (place >= 0) & (place < k.splat(self.size, place.lanes))
