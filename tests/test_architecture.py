@@ -26,7 +26,18 @@ ORDER = [
     "compat",
 ]
 ORDER += ["models", "finetune", "planning", "splat", "bench", "cli"]
-BASE = {"errors", "env", "foreign_names", "knobs", "locks", "perfetto", "stamps", "cache_directory", "systems"}
+BASE = {
+    "collector",
+    "errors",
+    "env",
+    "foreign_names",
+    "knobs",
+    "locks",
+    "perfetto",
+    "stamps",
+    "cache_directory",
+    "systems",
+}
 # The surface that users type; nothing below it may use it.
 SURFACE = {"numpy": "runtime", "nn": "runtime", "random": "runtime", "debug": "trace", "tree": "trace"}
 SURFACE |= {

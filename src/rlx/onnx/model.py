@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rlx.collector import collector_at_rest
 from rlx.errors import BindingError, RlxError
 from rlx.foreign_names import no_attribute
 from rlx.formats.onnx import OnnxFile, OnnxTensor, open_onnx, read_onnx
@@ -43,8 +44,9 @@ def load(
     `sizes` fixes open sizes by the names they have in the file: `{"batch": 1}`. `precision` is that of `rlx.Session`.
     With `mmap=False` the file is read into memory instead of being mapped.
     """
-    file = read_onnx(model) if isinstance(model, bytes) else open_onnx(model, mmap)
-    return OnnxModel(file, Session(device, precision=precision), sizes or {})
+    with collector_at_rest():
+        file = read_onnx(model) if isinstance(model, bytes) else open_onnx(model, mmap)
+        return OnnxModel(file, Session(device, precision=precision), sizes or {})
 
 
 def supported_ops(domain: str = "") -> list[str]:
