@@ -39,7 +39,8 @@ def _number(handle):
 
 class FakeCuda:
     """`log` has the name of every call in order, `launches` the name, grid, block and attributes of every launch,
-    `live` what has been created and not destroyed, by its kind. `fail` has codes for the next calls of functions."""
+    `live` what has been created and not destroyed, by its kind. `fail` has codes for the next calls of functions,
+    None for one that does what it should."""
 
     def __init__(self, devices=1, version=13000, capability=(9, 0), memory=1 << 30):
         self.devices, self.version, self.capability, self.memory = devices, version, capability, memory
@@ -64,9 +65,8 @@ class FakeCuda:
         def called(*arguments):
             self.log.append(name)
             codes = self.fail.get(name)
-            if codes:
-                return codes.pop(0)
-            return found(*arguments) or 0
+            code = codes.pop(0) if codes else None
+            return found(*arguments) or 0 if code is None else code
 
         return called
 
