@@ -177,6 +177,7 @@ _UNSHOWN = frozenset(
     | {"TrainingCompileError", "TrainingCompileResult", "hir_to_graph", "maybe_dump_pipeline", "node_label"}
     | {
         "block_until_ready",
+        "checkpoint_name",
         "compat",
         "custom_gradient",
         "device_get",
@@ -186,6 +187,7 @@ _UNSHOWN = frozenset(
         "image",
         "linear_transpose",
         "reference_collective",
+        "remat",
         "tree_util",
     }
     | {

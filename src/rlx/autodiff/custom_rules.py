@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.autodiff.calls import Arguments, Called, Function, is_array
-from rlx.autodiff.checkpoint_policies import Policy
 from rlx.autodiff.reverse import pull_back
 from rlx.errors import AutodiffError, TreeError
 from rlx.ir.graph import Graph
@@ -26,6 +25,9 @@ from rlx.ops.define.operands import convert
 from rlx.trace.arguments import function_name
 from rlx.trace.pytree import TreeDef, tree_difference, tree_flatten, tree_leaves, tree_structure
 from rlx.trace.tracing import entered
+
+if TYPE_CHECKING:
+    from rlx.autodiff.checkpoint_policies import Policy
 
 
 class _CustomFunction:

@@ -2,7 +2,7 @@
 spectra. `rlx.audio` has the filters, features and files.
 
 >>> convolve([1.0, 2.0, 3.0], [1.0, 1.0]).tolist(), correlate([1.0, 2.0, 3.0], [0.0, 1.0], "same").tolist()
-([1.0, 3.0, 5.0, 3.0], [0.0, 1.0, 2.0])
+([1.0, 3.0, 5.0, 3.0], [1.0, 2.0, 3.0])
 """
 
 from __future__ import annotations
