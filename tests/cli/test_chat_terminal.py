@@ -192,7 +192,7 @@ def test_the_first_answer_is_prepared_while_its_question_is_typed(monkeypatch, c
         return next(typed)
 
     monkeypatch.setattr(chat_command, "_typed", wait_and_type)
-    chat_command.Conversation(Model(), Namespace(system=None, json=False, max_tokens=1)).talk()
+    chat_command.Conversation(Model(), Namespace(system=None, json=False, max_tokens=1, tools=None)).talk()
     assert capfd.readouterr().err == "rlx chat: this tokenizer is broken\n"
 
 
@@ -210,5 +210,5 @@ def test_ctrl_c_before_the_first_word_forgets_the_question_and_not_the_chat(monk
 
     model, typed = Model(), iter(["question 1", "question 2", "/exit"])
     monkeypatch.setattr(chat_command, "_typed", lambda: next(typed))
-    chat_command.Conversation(model, Namespace(system=None, json=False, max_tokens=1)).talk()
+    chat_command.Conversation(model, Namespace(system=None, json=False, max_tokens=1, tools=None)).talk()
     assert model.asked == 2 and capfd.readouterr().err.count("[the question is forgotten]") == 2
