@@ -138,9 +138,11 @@ def load_draft(args: argparse.Namespace, name: str | None) -> LanguageModel | st
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as `LanguageModel.complete` takes them."""
     options = {name: getattr(args, name) for name in OPTIONS if hasattr(args, name)}
-    options["draft"] = load_draft(args, args.draft)
-    options["logit_bias"] = dict(options["logit_bias"])
-    if args.grammar_file is not None:
+    if "draft" in options:
+        options["draft"] = load_draft(args, args.draft)
+    if "logit_bias" in options:
+        options["logit_bias"] = dict(args.logit_bias)
+    if getattr(args, "grammar_file", None) is not None:
         options["grammar"] = read_text(None, args.grammar_file)
     if (file := options.get("schema")) is not None:
         options["schema"] = read_json_option(file, "a JSON schema")
