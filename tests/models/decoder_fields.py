@@ -141,7 +141,12 @@ FAMILIES = {
     | {"model_type": "granitemoe", "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 8},
     "granitemoehybrid": COMMON
     | MULTIPLIERS
-    | {"model_type": "granitemoehybrid", "shared_intermediate_size": 8, "layer_types": ["attention"] * 2},
+    | {
+        "model_type": "granitemoehybrid",
+        "num_local_experts": 0,
+        "shared_intermediate_size": 8,
+        "layer_types": ["attention"] * 2,
+    },
     "deepseek_v2": COMMON | LATENT | EXPERTS | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
     "deepseek_v3": COMMON | LATENT | EXPERTS | {"model_type": "deepseek_v3"},
     "glm4_moe": COMMON | EXPERTS | {"model_type": "glm4_moe", "head_dim": 8, "use_qk_norm": True},
@@ -153,7 +158,12 @@ FAMILIES = {
     "granitemoehybrid_states": COMMON
     | MULTIPLIERS
     | HEADS
-    | {"model_type": "granitemoehybrid", "shared_intermediate_size": 8, "layer_types": ["mamba", "attention"]},
+    | {
+        "model_type": "granitemoehybrid",
+        "num_local_experts": 0,
+        "shared_intermediate_size": 8,
+        "layer_types": ["mamba", "attention"],
+    },
     "mamba": MAMBA | {"model_type": "mamba"},
     "falcon_mamba": MAMBA | {"model_type": "falcon_mamba", "expand": 1, "mixer_rms_eps": 1e-5},
     "mamba2": MAMBA | {"model_type": "mamba2", "num_heads": 4, "head_dim": 8, "n_groups": 2},

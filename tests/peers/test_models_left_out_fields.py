@@ -24,7 +24,7 @@ READERS = {
     **dict.fromkeys(VISION, (VISION, sight_config_from_hf)),
 }
 # Those that transformers has no class for, and those whose class has sizes that no model can have.
-UNKNOWN = ("internlm2", "baichuan", "exaone", "minicpm", "granitemoehybrid", "deepseek_v2", "glm4_moe", "dots1")
+UNKNOWN = ("internlm2", "baichuan", "exaone", "minicpm", "deepseek_v2", "glm4_moe", "dots1")
 # Fields that were made of others when the class was; and layers behind the last one, which nothing reads.
 DERIVED = ("model_type", "layer_types", "rope_parameters", "num_nextn_predict_layers", "scale_decoder_outputs")
 

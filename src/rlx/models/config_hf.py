@@ -284,6 +284,10 @@ ABSENT: dict[str, dict[str, Any]] = {
     "gpt_neo": {"window_size": 256},
     "ernie4_5": {"rope_theta": 5e5, "head_dim": 128, "num_key_value_heads": 2},
     "gpt_oss": {"sliding_window": 128, "rope_theta": 150000.0, "head_dim": 64, "num_key_value_heads": 8},
+    "mamba2": {"n_groups": 8},
+    "bamba": {"num_key_value_heads": 8},
+    "granitemoehybrid": {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+    "lfm2": {"num_key_value_heads": 8},
     "cohere": {"logit_scale": 0.0625, "rope_theta": 5e5},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 4096},
 }
