@@ -67,8 +67,8 @@ WHY_PRIMITIVE = {
         int8_lines int16_panels""",
     "A product or lookup that decodes such a weight while it reads, and never holds it whole.": """panel_matmul
         panel_gather expert_matmul""",
-    "A product as tensor cores form it: of bytes, or of what windows see in a picture; compilers put it there.": """
-        byte_matmul window_matmul window_gradient pixel_matmul channel_windows""",
+    "A product of bytes, or of what windows see in a picture, as kernels form it; compilers put it there.": """
+        byte_matmul window_matmul window_product window_gradient pixel_matmul channel_windows code_windows""",
     "Rows by the expert that each has chosen: an order that depends on values, found once for all products.": """
         expert_route""",
     "Products with matrices that rows choose; gathered, the matrices would be stored once for each row.": """

@@ -151,3 +151,8 @@ def test_pages_do_not_run_them(tmp_path):
     folder = random_directory(tmp_path, FAMILIES["mamba"])
     with pytest.raises(RlxError, match="keeps states, which a page does not; export its graph"):
         model_program(str(folder)).notes()
+
+
+def test_guesses_are_refused(models):
+    with pytest.raises(RlxError, match="keeps states, which do not go back behind wrong guesses"):
+        models["mamba"].generate([1, 2], max_tokens=2, draft="prompt")

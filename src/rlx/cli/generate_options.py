@@ -124,7 +124,7 @@ def add_draft_argument(parser: argparse.ArgumentParser) -> None:
         "--draft",
         metavar="MODEL",
         help="a smaller model with the same tokens that guesses ahead, or `prompt` for what stood in the text before; "
-        "this changes no answer",
+        "the model still decides on each",
     )
 
 

@@ -1,7 +1,8 @@
 """Writing several tokens in one step: a guess at what a text goes on with is read together with its last token.
 
-A guess never changes an answer. Every token is chosen from the logits of the model, by the same numbers of chance, as
-if there were no guess; where the choice is the token that was guessed, the logits after it are there already. Since a
+Every token is chosen from the logits of the model, by the same numbers of chance, as if there were no guess. Steps of
+several tokens may add up in another order than steps of one, so that logits differ in their last digits, as they do in
+a batch; but for ties of that size answers are the same. Where the choice is the token that was guessed, the logits after it are there already. Since a
 step of a few tokens takes hardly longer than one of a single token, right guesses are tokens for nothing.
 
     drafter = drafter_of("prompt")              # what followed the last tokens where they stood before
@@ -97,7 +98,7 @@ class DraftModel:
 
     def __init__(self, lm: LanguageModel) -> None:
         self._batch = SequenceBatch(lm._runner)
-        self._context = lm.config.context
+        self._context, self._words = lm.config.context, lm.config.vocab
 
     def __call__(self, tokens: Sequence[int], count: int) -> list[int]:
         count = min(count, self._context - len(tokens))
@@ -106,6 +107,9 @@ class DraftModel:
         known = shared_length(self._batch.tokens[0], tokens)
         self._batch.truncate(0, min(known, len(tokens) - 1))
         new, found = list(tokens[len(self._batch.tokens[0]) :]), list[int]()
+        if any(token >= self._words for token in new):
+            # Pictures, which it does not see.
+            return []
         while True:
             found.append(int(self._batch.extend([new])[0].argmax()))
             if len(found) == count:
@@ -117,7 +121,14 @@ def require_draft(caller: str, draft: object, lm: LanguageModel) -> None:
     """Refuse what cannot guess the tokens of a model."""
     from rlx.models.language_model import LanguageModel
 
-    if draft is None or draft == "prompt":
+    if draft is None:
+        return
+    for one in (lm, draft):
+        if isinstance(one, LanguageModel) and one._runner.has_states:
+            raise OpError(
+                f"{caller}: {one.path.name} keeps states, which do not go back behind wrong guesses; leave draft out"
+            )
+    if draft == "prompt":
         return
     if not isinstance(draft, LanguageModel):
         raise OpError(f"{caller}: draft must be 'prompt' or a language model, got {draft!r:.80}")

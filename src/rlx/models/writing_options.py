@@ -61,7 +61,7 @@ OPTIONS: dict[str, Option] = {
     "logprobs": Option(None, "keep the log probability of each token, and those of the K most probable ones"),
     "schema": Option(None, "a JSON schema that the answer follows; {'type': 'object'} for any JSON object"),
     "grammar": Option(None, "a grammar in llama.cpp's notation (GBNF) that the answer follows"),
-    "draft": Option(None, "guesses tokens that are then read together, which changes no answer: 'prompt', or a model"),
+    "draft": Option(None, "guesses tokens, which the model then reads together and decides on: 'prompt', or a model"),
 }
 
 
