@@ -9,7 +9,7 @@ from kernel_runs import check_everywhere, interpreted, ran_natively
 from rlx.backends.native.elf import undefined_symbols
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DType
-from rlx.kernels.cpu.byte_dots import PairDots, WholeDots, byte_dots, has_fast_dots
+from rlx.kernels.cpu.byte_dots import HalfDots, PairDots, WholeDots, byte_dots, has_fast_dots
 from rlx.kernels.emit.llvm_codegen import compile_assembly, compile_object
 from rlx.kernels.ir.builder import KernelBuilder
 from rlx.kernels.ir.loop_ir import Kernel, Let, ValueType, walk
@@ -103,14 +103,14 @@ def test_types():
     ("name", "run"), [("Q4_0", 8), ("Q4_K", 8), ("Q5_K", 4), ("Q6_K", 2), ("Q8_0", 0), ("IQ4_NL", 0)]
 )
 def test_codes_that_16_bits_hold(name: str, run: int):
-    """The largest codes times the largest digits, `run` times, and not once more."""
+    """The largest codes times the largest digits, `run` times, and not once more; without one, halves of the codes."""
     layout, k = PANEL_FORMATS[name], KernelBuilder("dots")
     found = byte_dots(k, AVX2, layout, 8)
     assert has_fast_dots(AVX2, layout) == (run > 0)
     assert has_fast_dots(AVX2_VNNI, layout) and not has_fast_dots(NEON, layout)
     assert isinstance(byte_dots(k, AVX2_VNNI, layout, 8), WholeDots)
     if not run:
-        assert isinstance(found, WholeDots)
+        assert isinstance(found, HalfDots)
         return
     assert isinstance(found, PairDots) and found.run == run
     pair = 2 * (2 ** sum(layout.planes) - 1) * 128
