@@ -2,8 +2,9 @@
 
 Every token is chosen from the logits of the model, by the same numbers of chance, as if there were no guess. Steps of
 several tokens may add up in another order than steps of one, so that logits differ in their last digits, as they do in
-a batch; but for ties of that size answers are the same. Where the choice is the token that was guessed, the logits after it are there already. Since a
-step of a few tokens takes hardly longer than one of a single token, right guesses are tokens for nothing.
+a batch; but for ties of that size answers are the same. Where the choice is the token that was guessed, the logits
+after it are there already. Since a step of a few tokens takes hardly longer than one of a single token, right guesses
+are tokens for nothing.
 
     drafter = drafter_of("prompt")              # what followed the last tokens where they stood before
     drafter = drafter_of(small_model)           # what a smaller model with the same vocabulary would write
