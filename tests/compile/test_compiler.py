@@ -206,6 +206,18 @@ def test_options_and_builders():
     assert_close(interpret(gpt_loss(), values), CompileResult(bound, None).interpret(values))
 
 
+@pytest.mark.parametrize("target", ["tpu", "cpu"])
+def test_what_a_returned_view_names_is_stored_in_its_memory(target):
+    graph = Graph("returned_view")
+    graph.set_outputs([rlx.ops.reshape(rlx.ops.softmax(graph.input("x", ("B", 4))), ("B", 2, 2))])
+    pipeline, values = CompilePipeline(target), {"x": np.ones((3, 4), np.float32)}
+    lir = pipeline.compile(graph).lir
+    for plan in (lir, pipeline.specialize_lir(lir, {"B": 3})):
+        (output,) = plan.as_graph().outputs
+        assert output not in plan.buffers.view_aliases
+        assert_close(interpret(graph, values), CompileResult(plan, None).interpret(values))
+
+
 def test_the_report_is_printed_on_request(capsys):
     with rlx.knobs(fusion_report=True):
         CompilePipeline.new().compile(two_layers())

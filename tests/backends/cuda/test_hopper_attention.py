@@ -126,7 +126,7 @@ def test_others_keep_their_loop_kernel_and_say_why(options, reason):
 
 def test_gradients_of_narrow_heads_go_through_tiles():
     shapes = [Shape((2, 4, 300, 96), "bf16")] * 3
-    assert gradient_refusal(SM_90A, AttentionBackward(4, 96, wrt="all"), shapes) == "heads of 96 and 96"
+    assert gradient_refusal(SM_90A, AttentionBackward(4, 96, wrt="all"), shapes) == "gradients of heads of 96 and 96"
 
 
 def test_keys_are_cut_into_parts_only_where_the_kernel_does_not():

@@ -208,7 +208,7 @@ def _window_form(
     """What windows see of pictures whose pixels have their channels side by side, times weights in panels or, of every
     channel by itself, as they lie."""
     if isinstance(op, CodeWindows):
-        return _code_window_form(graph, node, op, transparent)
+        return _code_window_form(graph, node, op, transparent, generator)
     images, *places, n = node.shape.dims
     x, accumulator = graph.shape(node.inputs[0]), sum_dtype(graph, node)
     if x.dtype is DType.U8:
@@ -243,7 +243,9 @@ def _window_form(
     return ProductForm(images, product(places), n, k, a, b, accumulator, packed, windows=form)
 
 
-def _code_window_form(graph: Graph, node: Node, op: CodeWindows, transparent: Container[NodeId]) -> ProductForm | None:
+def _code_window_form(
+    graph: Graph, node: Node, op: CodeWindows, transparent: Container[NodeId], generator: Generator
+) -> ProductForm | None:
     x = graph.shape(node.inputs[0])
     height, width, channels = x.dims[1:]
     if not (isinstance(height, int) and isinstance(width, int) and isinstance(channels, int)):
@@ -259,6 +261,8 @@ def _code_window_form(graph: Graph, node: Node, op: CodeWindows, transparent: Co
     form = WindowForm(*settings, height, width, channels, op.together, op.zero)
     a, b = MatrixLayout(memory, offset, (strides[0], strides[1], strides[2])), MatrixLayout(panels, 0, (0, 0, 0))
     packed = graph.shape(panels).static_dims[2]
+    if generator.panel_width is None or packed != generator.panel_width(DType.I32, op.outputs):
+        return None
     m = product(op.result)
     return ProductForm(
         x.dims[0], m, op.outputs, op.taps * channels, a, b, DType.I32, packed, code_digits=1, windows=form

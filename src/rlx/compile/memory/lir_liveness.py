@@ -26,11 +26,13 @@ def _single(graph: Graph, node: Node) -> LirKernel:
 
 
 def viewed_values(lir: LirModule) -> dict[NodeId, NodeId]:
-    """For every view the value whose bytes it names. A value that an op stores over another is no view of it."""
-    graph, found = lir.as_graph(), dict[NodeId, NodeId]()
+    """For every view the value whose bytes it names, also where that is stored in the memory of the view, a result. A
+    value that an op stores over another is no view of it."""
+    graph, places, found = lir.as_graph(), lir.buffers.view_aliases, dict[NodeId, NodeId]()
     for kernel in steps_of(lir):
-        for node in (graph.nodes[i] for i in kernel.nodes if i in lir.buffers.view_aliases):
-            if kernel.kind == VIEW:
+        for node in (graph.nodes[i] for i in kernel.nodes if kernel.kind == VIEW):
+            named = places.get(node.inputs[0]) if node.inputs else None
+            if node.id in places or (named is not None and named.root == node.id):
                 found[node.id] = found.get(node.inputs[0], node.inputs[0])
     return found
 
@@ -38,7 +40,9 @@ def viewed_values(lir: LirModule) -> dict[NodeId, NodeId]:
 def stored_over(lir: LirModule) -> dict[NodeId, NodeId]:
     """For every result that is stored over another value: the value that owns the memory."""
     views = viewed_values(lir)
-    return {node: view.root for node, view in lir.buffers.view_aliases.items() if node not in views}
+    owners = {n: views.get(at.root, at.root) for n, at in lir.buffers.view_aliases.items() if n not in views}
+    # What a returned view names is stored in the memory of the view.
+    return {node: owner for node, owner in owners.items() if node != owner}
 
 
 def lives_of(lir: LirModule) -> dict[NodeId, LiveRange]:
