@@ -219,6 +219,14 @@ DIFFERENCES = {
         INFINITE,
         lambda found: ~np.isfinite(found.wanted),
     ),
+    "later tokens of a piece": Difference(
+        "where there is no kernel for the steps, tokens are computed in pieces by products, in which those that one "
+        "does not see are multiplied by 0: that lets NaN and infinities through",
+        ("LinearAttention",),
+        (*NOT_FINITE, *OVERFLOWING),
+        lambda found: ~np.isfinite(found.got),
+        ("mlx", "xla"),
+    ),
     "slopes of softcaps": Difference(
         "far out the slope 1 - tanh² of a softcap is 0 but for a rounding: times infinity it is NaN or infinite",
         ("AttentionBackward",),

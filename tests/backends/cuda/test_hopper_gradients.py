@@ -1,6 +1,8 @@
 """Gradients of attention on Hopper's tensor cores: which have such a form, its code, and what a launch of it is given.
 That it computes the right thing is shown on a GPU (`gpu_suite.py`, gradients)."""
 
+from dataclasses import replace
+
 import pytest
 from counted_code import CountedCode
 
@@ -35,7 +37,7 @@ def graph_of(dtype="bf16", width=128, heads=8, kv_heads=4, has_forward=True, mas
 
 
 def kernels_of(graph, machine=SM_90A):
-    lir = CompilePipeline.new("cuda").compile(graph).lir
+    lir = replace(CompilePipeline.new("cuda"), machine=machine.name).compile(graph).lir
     return {
         k.kind: make_kernel(k.kind, lir.as_graph(), k, machine)
         for k in lir.kernels

@@ -206,7 +206,9 @@ def _window_form(
     graph: Graph, node: Node, op: WindowProduct | ChannelWindows, transparent: Container[NodeId], generator: Generator
 ) -> ProductForm | None:
     """What windows see of pictures whose pixels have their channels side by side, times weights in panels or, of every
-    channel by itself, as they lie."""
+    channel by itself, as they lie. GPUs have other ways for them, and no panels."""
+    if generator.panel_width is None:
+        return None
     if isinstance(op, CodeWindows):
         return _code_window_form(graph, node, op, transparent, generator)
     images, *places, n = node.shape.dims
@@ -228,12 +230,8 @@ def _window_form(
     if panels is not None and not _is_packed(graph, panels, generator, accumulator, n):
         return None
     # As many columns as a panel has lie in it as they are.
-    if together and panels is None:
-        is_panel = (
-            generator.panel_width is not None and isinstance(n, int) and n == generator.panel_width(accumulator, n)
-        )
-        if not is_panel:
-            return None
+    if together and panels is None and (not isinstance(n, int) or n != generator.panel_width(accumulator, n)):
+        return None
     zero = op.zero if isinstance(op, ChannelWindows) else 0
     form = WindowForm(op.window, op.result, op.stride, op.padding, op.dilation, height, width, channels, together, zero)
     a = MatrixLayout(left[0], left[1], (left[2][0], left[2][1], left[2][2]))
@@ -261,7 +259,8 @@ def _code_window_form(
     form = WindowForm(*settings, height, width, channels, op.together, op.zero)
     a, b = MatrixLayout(memory, offset, (strides[0], strides[1], strides[2])), MatrixLayout(panels, 0, (0, 0, 0))
     packed = graph.shape(panels).static_dims[2]
-    if generator.panel_width is None or packed != generator.panel_width(DType.I32, op.outputs):
+    assert generator.panel_width is not None
+    if packed != generator.panel_width(DType.I32, op.outputs):
         return None
     m = product(op.result)
     return ProductForm(

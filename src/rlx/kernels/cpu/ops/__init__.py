@@ -78,7 +78,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "tridiagonal_merge": ("MergedPoles", "SecularRoots", "SecularWeights", "MergeVectors"),
     "ssm": ("SelectiveScan", "GatedDeltaNet", "LinearAttention"),
     "window_gradients": ("WindowGradient", "PixelMatMul"),
-    "window_products": ("WindowMatMul",),
+    "window_products": ("WindowMatMul", "ChannelWindows"),
 }
 # Those that compute in f64, whatever the type of their operands.
 IN_F64 = {
