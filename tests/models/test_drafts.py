@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from models.tiny_models import LLAMA, byte_tokenizer, gguf_file, language_model, llama_arrays
 from rlx.errors import OpError
-from rlx.models.drafts import MOST, Drafter, PromptLookup
+from rlx.models.drafts import MOST, Drafter, DraftModel, PromptLookup
 from rlx.models.kv_cache import SequenceBatch
 from rlx.models.model_files import DecoderFiles
 from rlx.models.sampling import Sampler, SamplingOptions, probabilities
@@ -147,3 +147,11 @@ def test_what_cannot_guess(lm):
     other = type(lm)(DecoderFiles(lm.path, CONFIG, gguf_file(llama_arrays(CONFIG)), lambda: tokenizer))
     with pytest.raises(OpError, match="has other tokens than"):
         lm.generate("x", 1, draft=other)
+
+
+def test_a_smaller_model_guesses_nothing_behind_a_picture_that_it_does_not_see(lm):
+    """Rows of pictures are tokens beyond the vocabulary."""
+    draft = DraftModel(lm)
+    assert len(draft([1, 2, 3], 2)) == 2
+    assert draft([1, 2, CONFIG.vocab + 5, 3], 2) == []
+    assert len(draft([1, 2, 3, 4], 2)) == 2
